@@ -1,0 +1,1 @@
+"""Reliable test-time adaptation."""
