@@ -1,0 +1,110 @@
+"""What a stream is made of: domains of labelled samples go in, segments of sample numbers come out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import index
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dpl.errors import SettingError
+
+__all__ = ["Domain", "IntArray", "Segment", "batches", "whole_number"]
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Domain:
+    """Samples that share one shift: a domain, or a corruption at one severity.
+
+    `samples` holds the numbers by which the data set knows the labels' samples; left out, these are 0, 1, 2 ...
+    The labels serve to order the stream and are never handed to a method.
+    """
+
+    name: str
+    labels: IntArray
+    severity: int | None
+    samples: IntArray
+
+    def __init__(
+        self,
+        name: str,
+        labels: npt.ArrayLike,
+        severity: int | None = None,
+        samples: npt.ArrayLike | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise SettingError(f"the name of a domain must be a non-empty string, got {name!r}")
+        classes = _integers(f"labels of domain {name!r}", labels)
+        numbers = _integers(f"samples of domain {name!r}", range(len(classes)) if samples is None else samples)
+        if not len(classes) == len(numbers) == len(np.unique(numbers)):
+            raise SettingError(
+                f"samples of domain {name!r}: expected {len(classes)} different numbers, one for each label"
+            )
+        level = None if severity is None else whole_number(f"severity of domain {name!r}", severity, least=0)
+        for field, value in (("name", name), ("labels", classes), ("severity", level), ("samples", numbers)):
+            object.__setattr__(self, field, value)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def title(self) -> str:
+        """The name together with the severity, as in `fog@5`."""
+        return self.name if self.severity is None else f"{self.name}@{self.severity}"
+
+    def subset(self, positions: npt.ArrayLike) -> "Domain":
+        """Keep the samples at these positions, under the numbers that they have now."""
+        kept = _integers("positions", positions)
+        if kept.min() < 0 or kept.max() >= len(self):
+            raise SettingError(f"positions must lie in 0 ... {len(self) - 1} for domain {self.title!r}")
+        return Domain(self.name, self.labels[kept], self.severity, self.samples[kept])
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A stretch of the stream that is reported as one figure.
+
+    `indices` has one row (number of the domain in the plan, sample number) per image, in order of arrival.
+    With `reset_before` the model is the source model again before the first batch. `visit` counts how often the
+    stream was here already.
+    """
+
+    name: str
+    indices: IntArray  # [n, 2]
+    reset_before: bool
+    severity: int | None = None
+    visit: int = 0
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def batches(segment: Segment, batch_size: int, drop_last: bool = False) -> Iterator[IntArray]:
+    """Cut the segment into batches of index rows [b, 2]; the short last one is kept unless `drop_last`."""
+    size = whole_number("batch_size", batch_size, least=1)
+    end = len(segment) - len(segment) % size if drop_last else len(segment)
+    return (segment.indices[start : start + size] for start in range(0, end, size))
+
+
+def whole_number(what: str, value: Any, least: int) -> int:
+    """Return `value` as an int, or raise when it is no whole number of at least `least`."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise SettingError(f"{what} must be a whole number of at least {least}, got {value!r}")
+    return number
+
+
+def _integers(what: str, values: npt.ArrayLike) -> IntArray:
+    """Copy `values` into a read-only vector of integers."""
+    vector = np.array(values)
+    if vector.ndim != 1 or vector.size == 0 or not np.issubdtype(vector.dtype, np.integer):
+        raise SettingError(f"{what} must be a non-empty vector of integers, got shape {vector.shape} of {vector.dtype}")
+    vector = vector.astype(np.int64)
+    vector.setflags(write=False)
+    return vector

@@ -1,0 +1,51 @@
+"""Orders within a segment; each returns positions, every one exactly once."""
+
+import random
+from hashlib import sha256
+
+import numpy as np
+
+from dpl.streams.domain import IntArray
+
+__all__ = ["by_class", "dirichlet", "python_shuffle", "seeded"]
+
+
+def seeded(seed: int, *parts: str | int) -> np.random.Generator:
+    """Return a generator for one part of a plan, which no other part of the plan can disturb."""
+    digest = sha256(repr(parts).encode()).digest()
+    return np.random.default_rng([seed, int.from_bytes(digest[:16], "little")])
+
+
+def python_shuffle(size: int, seed: int) -> IntArray:
+    """Shuffle with Python's own generator seeded afresh: equal lengths get equal orders."""
+    positions = list(range(size))
+    random.Random(seed).shuffle(positions)  # noqa: S311 - an order to reproduce, not a secret
+    return np.array(positions, dtype=np.int64)
+
+
+def by_class(labels: IntArray, base: IntArray) -> IntArray:
+    """Sort by ascending label; samples of a class stay in the order `base` has them."""
+    return base[np.argsort(labels[base], kind="stable")]
+
+
+def dirichlet(labels: IntArray, base: IntArray, delta: float, generator: np.random.Generator) -> IntArray:
+    """Correlate the classes in time: small `delta` means that a class arrives almost all at once.
+
+    The stream has as many slots as classes occur. The samples of a class are shared out over the slots by
+    Dirichlet(delta) proportions. A slot that holds its even share already is closed, and proportions are drawn over the
+    open slots only; one is always open, so a single pass ends with every sample placed. Slots follow each other; inside
+    a slot each class is one block, and the blocks have a random order. A slot may be empty.
+    """
+    ordered = by_class(labels, base)
+    groups = np.split(ordered, np.flatnonzero(np.diff(labels[ordered])) + 1)
+    slots: list[list[IntArray]] = [[] for _ in groups]
+    filled = np.zeros(len(groups), dtype=np.int64)
+    for members in groups:
+        unfilled = np.flatnonzero(filled < len(labels) / len(groups))
+        shares = generator.dirichlet(np.full(len(unfilled), delta))
+        cuts = (np.cumsum(shares[:-1]).clip(0, 1) * len(members)).astype(np.int64)
+        bounds = np.concatenate(([0], cuts, [len(members)]))
+        for piece in np.flatnonzero(np.diff(bounds)):
+            slots[unfilled[piece]].append(members[bounds[piece] : bounds[piece + 1]])
+        filled[unfilled] += np.diff(bounds)
+    return np.concatenate([slot[i] for slot in slots for i in generator.permutation(len(slot))])
