@@ -1,0 +1,117 @@
+"""Tiny networks of the usual families: seconds on a CPU, for tests, examples and dry runs."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpl.backbones.layers import conv3x3
+
+__all__ = ["DebugCNN", "DebugMixer", "DebugViT", "group_norm"]
+
+
+def group_norm(channels: int) -> nn.Module:
+    """Return a GroupNorm of four groups."""
+    return nn.GroupNorm(4, channels)
+
+
+class DebugCNN(nn.Module):
+    """Three convolution stages of 8, 16 and 32 channels with a norm layer each."""
+
+    def __init__(self, num_classes: int, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.layer1 = nn.Sequential(conv3x3(3, 8), norm(8), nn.ReLU())
+        self.layer2 = nn.Sequential(conv3x3(8, 16, 2), norm(16), nn.ReLU())
+        self.layer3 = nn.Sequential(conv3x3(16, 32, 2), norm(32), nn.ReLU())
+        self.fc = nn.Linear(32, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, C] for images [B, 3, H, W]."""
+        x = self.layer3(self.layer2(self.layer1(images)))
+        logits: Tensor = self.fc(x.mean(dim=(2, 3)))  # features [B, 32]
+        return logits
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        split = self.qkv(tokens).unflatten(-1, (3, self._heads, -1))  # [B, T, 3, heads, width / heads]
+        query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, width / heads]
+        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        result: Tensor = self.proj(mixed)
+        return result
+
+
+class _TokenMixing(nn.Module):
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.mlp = _mlp(tokens)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mixed: Tensor = self.mlp(tokens.transpose(1, 2))
+        return mixed.transpose(1, 2)
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, mix: nn.Module) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.mix = mix
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = _mlp(width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens + self.mix(self.norm1(tokens))
+        result: Tensor = tokens + self.mlp(self.norm2(tokens))
+        return result
+
+
+class DebugViT(nn.Module):
+    """A vision transformer of two blocks over 4 x 4 patches of 8 pixels, with a class token."""
+
+    num_prefix_tokens = 1  # timm's word for tokens that are no patches
+
+    def __init__(self, num_classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, width, 8, stride=8)
+        self.cls_token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
+        self.pos_embed = nn.Parameter(torch.randn(1, 17, width) * 0.02)
+        self.blocks = nn.Sequential(*[_Block(width, _Attention(width, 4)) for _ in range(2)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, C] for images [B, 3, 32, 32]."""
+        patches = self.patch_embed(images).flatten(2).transpose(1, 2)  # [B, 16, width]
+        tokens = torch.cat([self.cls_token.expand(len(images), -1, -1), patches], dim=1) + self.pos_embed
+        logits: Tensor = self.head(self.norm(self.blocks(tokens))[:, 0])  # features [B, width]
+        return logits
+
+
+class DebugMixer(nn.Module):
+    """An MLP-Mixer of two blocks over 4 x 4 patches of 8 pixels."""
+
+    num_prefix_tokens = 0
+
+    def __init__(self, num_classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, width, 8, stride=8)
+        self.blocks = nn.Sequential(*[_Block(width, _TokenMixing(16)) for _ in range(2)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, C] for images [B, 3, 32, 32]."""
+        tokens = self.patch_embed(images).flatten(2).transpose(1, 2)  # [B, 16, width]
+        logits: Tensor = self.head(self.norm(self.blocks(tokens)).mean(dim=1))  # features [B, width]
+        return logits
+
+
+def _mlp(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))

@@ -1,0 +1,66 @@
+"""Input normalisation as the first layer, so that every network takes images in [0, 1]."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dpl.errors import SettingError
+
+__all__ = ["PRESETS", "Normalise", "Normalized", "with_normalisation"]
+
+Normalise = str | Sequence[Sequence[float]]
+"""A preset's name, "none", or a pair (mean, std) of one number for each channel."""
+
+PRESETS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "cifar": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
+
+
+class Normalized(nn.Module):
+    """`network` behind the fixed map (images - mean) / std; the statistics are no part of the state dict."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the network's logits for images in [0, 1]."""
+        logits: Tensor = self.network((images - self.mean) / self.std)
+        return logits
+
+
+def with_normalisation(network: nn.Module, normalise: Normalise) -> nn.Module:
+    """Return `network` behind its normalisation layer, or itself when `normalise` is "none"."""
+    if normalise == "none":
+        return network
+    if isinstance(normalise, str):
+        if normalise not in PRESETS:
+            raise SettingError(
+                f"normalise={normalise!r} is unknown; expected one of {', '.join(sorted(PRESETS))}, none, "
+                "or a pair (mean, std) of one number for each channel."
+            )
+        mean, std = PRESETS[normalise]
+    else:
+        mean, std = _checked(normalise)
+    return Normalized(network, mean, std)
+
+
+def _checked(pair: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    try:
+        mean, std = (tuple(float(value) for value in values) for values in pair)
+    except (TypeError, ValueError) as error:
+        raise SettingError(f"normalise={pair!r} is no pair (mean, std) of one number for each channel.") from error
+    finite = all(math.isfinite(value) for value in (*mean, *std))
+    if len(mean) != len(std) or not mean or not finite or min(std) <= 0:
+        raise SettingError(
+            f"normalise={pair!r}: mean and std need the same number of channels, finite values, and std above 0."
+        )
+    return mean, std

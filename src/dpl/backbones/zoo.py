@@ -1,0 +1,117 @@
+"""Networks by name: our own, timm's under their plain names, torchvision's under `torchvision/<name>`."""
+
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dpl.backbones.normalise import Normalise, with_normalisation
+from dpl.backbones.records import OWN
+from dpl.backbones.weights import load_weights
+from dpl.errors import MissingExtraError, SettingError
+from dpl.extras import optional
+
+__all__ = ["available", "create"]
+
+_TORCHVISION = "torchvision/"
+
+
+def create(
+    name: str,
+    *,
+    num_classes: int | None = None,
+    weights: str | Path | None = None,
+    normalise: Normalise | None = None,
+    pretrained: bool = False,
+) -> nn.Module:
+    """Return the network called `name`, in evaluation mode, for images in [0, 1].
+
+    The normalisation is the network's first layer: `imagenet`, `cifar`, a pair (mean, std), `none`, or by default
+    what the network was trained with. `weights` is a checkpoint file, loaded strictly by name (see
+    `load_weights`); `pretrained=True` lets timm or torchvision fetch their own weights instead. Without either,
+    the network starts at random. `num_classes` is by default that of the published weights.
+    """
+    if num_classes is not None and num_classes < 1:
+        raise SettingError(f"num_classes={num_classes} is no number of classes; expected 1 or more.")
+    if pretrained and weights is not None:
+        raise SettingError("pretrained=True and weights= exclude each other; give one of them.")
+    network, default = _build(name, num_classes, pretrained)
+    network = with_normalisation(network, default if normalise is None else normalise)
+    if weights is not None:
+        load_weights(network, weights)
+    return network.eval()
+
+
+def available(pattern: str = "*") -> list[str]:
+    """Return the names that `create` takes and `pattern` (as `resnet*`) matches: our own first, then others'.
+
+    timm's and torchvision's are among them where those packages are installed.
+    """
+    names = [*OWN, *_listed(_timm_names), *_listed(_torchvision_names)]
+    return [name for name in names if fnmatchcase(name, pattern)]
+
+
+def _build(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Module, Normalise]:
+    """Return the bare network and its own normalisation."""
+    if name in OWN:
+        return _build_own(name, num_classes, pretrained)
+    if name.startswith(_TORCHVISION):
+        return _build_torchvision(name, num_classes, pretrained), "imagenet"
+    return _build_timm(name, num_classes, pretrained)
+
+
+def _build_own(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Module, Normalise]:
+    record = OWN[name]
+    if pretrained:
+        source = record.checkpoints or "nowhere: it has no published weights"
+        raise SettingError(f"pretrained=True: {name} is never downloaded; pass weights=<file> (from {source}).")
+    return record.build(num_classes or record.classes), record.normalise
+
+
+def _build_torchvision(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
+    models = optional("torchvision.models", "bench")
+    if name not in _torchvision_names():
+        raise _unknown(name)
+    settings: dict[str, Any] = {"weights": "DEFAULT" if pretrained else None}
+    if num_classes is not None:
+        settings["num_classes"] = num_classes
+    try:
+        network: nn.Module = models.get_model(name.removeprefix(_TORCHVISION), **settings)
+    except ValueError as error:
+        raise SettingError(f"{name} cannot be built with num_classes={num_classes}: {error}") from error
+    return network
+
+
+def _build_timm(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Module, Normalise]:
+    timm = optional("timm", "bench")
+    if not timm.is_model(name):
+        raise _unknown(name)
+    settings = {} if num_classes is None else {"num_classes": num_classes}
+    network: nn.Module = timm.create_model(name, pretrained=pretrained, **settings)
+    trained: Any = network.pretrained_cfg
+    return network, (trained["mean"], trained["std"])
+
+
+def _timm_names() -> list[str]:
+    return list(optional("timm", "bench").list_models())
+
+
+def _torchvision_names() -> list[str]:
+    models = optional("torchvision.models", "bench")
+    return [_TORCHVISION + name for name in models.list_models(module=models)]
+
+
+def _listed(source: Any) -> list[str]:
+    try:
+        names: list[str] = source()
+    except MissingExtraError:
+        return []
+    return names
+
+
+def _unknown(name: str) -> SettingError:
+    near = get_close_matches(name, available(), n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Our own: {', '.join(OWN)}."
+    return SettingError(f"network {name!r} is unknown. {hint} dpl.backbones.available() lists all.")
