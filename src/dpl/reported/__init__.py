@@ -1,7 +1,7 @@
 """The figures printed in the paper, as data: one YAML file per table, misprints marked and never corrected.
 
 >>> from dpl import reported
->>> reported.load("table1").value("dpl_dagger", "PACS")
+>>> reported.load("table1").value("dpl_dagger", "pacs")
 Cell(value=89.9, deviation=0.39, misprint=None, notes=())
 
 Rows are named like our methods, columns like our data sets. A printed average lists the columns it averages, and a
