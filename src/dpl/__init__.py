@@ -1,1 +1,41 @@
-"""Reliable test-time adaptation."""
+"""Reliable test-time adaptation: `dpl.adapt(model)` gives a classifier that adapts while it predicts.
+
+>>> import dpl
+>>> "dpl" in dpl.list_methods()
+True
+"""
+
+from dpl import memory, objectives
+from dpl.adapter import AdaptiveModel, Last, adapt, load
+from dpl.errors import (
+    DataError,
+    DplError,
+    InputError,
+    MissingExtraError,
+    ModelError,
+    SettingError,
+    SnapshotCorrupt,
+    SnapshotError,
+)
+from dpl.methods import list_methods
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AdaptiveModel",
+    "DataError",
+    "DplError",
+    "InputError",
+    "Last",
+    "MissingExtraError",
+    "ModelError",
+    "SettingError",
+    "SnapshotCorrupt",
+    "SnapshotError",
+    "__version__",
+    "adapt",
+    "list_methods",
+    "load",
+    "memory",
+    "objectives",
+]

@@ -1,0 +1,308 @@
+"""The adaptive model: predicts, adapts, resets, saves; one object for every method."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpl.errors import InputError, SettingError, SnapshotError
+from dpl.methods.base import Fact, Method, Source
+from dpl.methods.registry import get_method
+from dpl.methods.settings import make_settings
+from dpl.snapshot import read_snapshot, write_snapshot
+from dpl.surgery import Network
+
+__all__ = ["AdaptiveModel", "Last", "adapt", "load"]
+
+DEFAULT_METHOD = "dpl"
+
+
+def adapt(
+    model: nn.Module,
+    method: str = DEFAULT_METHOD,
+    *,
+    classifier: str | None = None,
+    source: Source | tuple[Tensor, Tensor] | None = None,
+    **settings: Any,
+) -> AdaptiveModel:
+    """Wrap a classifier so that it adapts to the images it predicts.
+
+    Args:
+        model: any module that returns logits [B, C]. It is copied, never changed.
+        method: a name from `list_methods()`, or `X+dpl`.
+        classifier: name of the linear classifier inside `model`; found when not given.
+        source: labelled source batches for methods that need them: a loader of (images, labels), or one such pair.
+        settings: the method's settings; `dpl list METHOD` shows them.
+
+    Returns:
+        The adaptive model: call it with a batch of images to predict and adapt.
+    """
+    return AdaptiveModel(model, method, classifier=classifier, source=source, settings=settings)
+
+
+def load(folder: str | Path, model: nn.Module, *, source: Source | None = None, **settings: Any) -> AdaptiveModel:
+    """Bring an adaptive model back from `AdaptiveModel.save`.
+
+    `model` is the source network that was wrapped then; other weights are refused. `settings` are only needed for
+    values that a file cannot hold (a callable optimizer).
+    """
+    manifest, tensors = read_snapshot(Path(folder))
+    stored = {name: value for name, value in manifest["settings"].items() if value != _NOT_STORABLE}
+    missing = set(manifest["settings"]) - set(stored) - set(settings)
+    if missing:
+        raise SnapshotError(f"{folder}: settings {sorted(missing)} were functions; pass them again to dpl.load")
+    adaptive = AdaptiveModel(
+        model,
+        manifest["method"],
+        classifier=manifest["classifier"],
+        source=source,
+        settings=stored | settings,
+        prepared=True,
+    )
+    if manifest["source"] != adaptive.fingerprint:
+        raise SnapshotError(f"{folder} was saved from other source weights than those of the given model")
+    origin = {key[len("origin.") :]: value for key, value in tensors.items() if key.startswith("origin.")}
+    current = {key[len("state.") :]: value for key, value in tensors.items() if key.startswith("state.")}
+    adaptive.load_state_dict(adaptive._origin | origin)
+    adaptive._origin = adaptive.state_dict()
+    adaptive._prepared = set(origin)
+    adaptive.load_state_dict(current)
+    return adaptive
+
+
+_NOT_STORABLE = "<function>"
+
+
+class Last(Mapping[str, Any]):
+    """What the last step did. Reads as a mapping or by attribute; values come to the host only when read."""
+
+    def __init__(self, facts: Mapping[str, Fact]) -> None:
+        self._facts = dict(facts)
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._facts[key]
+        return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(f"the last step recorded no {key!r}; it has {', '.join(self._facts)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._facts)
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def __repr__(self) -> str:
+        return f"Last({', '.join(f'{key}={self[key]!r}' for key in self)})"
+
+
+class AdaptiveModel(nn.Module):
+    """A classifier that adapts while it predicts. Made by `dpl.adapt`."""
+
+    model: nn.Module
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: str,
+        *,
+        classifier: str | None = None,
+        source: Source | tuple[Tensor, Tensor] | None = None,
+        settings: Mapping[str, Any],
+        prepared: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise SettingError(f"model is {type(model).__name__}: expected a torch.nn.Module that returns logits")
+        kind = get_method(method)
+        self.settings = make_settings(kind.settings_class, method, settings)
+        self._kind = kind
+        self._network = Network(model, classifier=classifier, needs_classifier=kind.info.needs_classifier)
+        self.model = self._network.module
+        self.fingerprint = _fingerprint(self.model)
+        self._source = _as_batches(source)
+        self._lock = _Lock()
+        self._build(prepare=not prepared)
+
+    def _build(self, *, prepare: bool) -> None:
+        """Make the method on the untouched copy and remember the state to which `reset` returns."""
+        self.method: Method[Any] = self._kind(self._network, self.settings)
+        before = self.state_dict() if self._kind.info.source != "never" else None
+        if prepare:
+            self.method.prepare(self._source)
+        self._origin = self.state_dict()
+        self._prepared: set[str] = set()  # what a snapshot must hold for reset to be exact
+        if before is not None:
+            self._prepared = {k for k, v in self._origin.items() if k not in before or not torch.equal(v, before[k])}
+        self._last = Last({"updated": False, "reason": "no batch yet"})
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Predict a batch, then adapt to it; return the logits [B, C]."""
+        with self._lock:
+            self._check(images)
+            self._confirm_classifier(images)
+            if len(images) < self.method.info.min_batch:
+                reason = f"a batch of {len(images)} is below the method's minimum of {self.method.info.min_batch}"
+                self.method.facts = {"updated": False, "reason": reason}
+                logits = self.method.predict(images)
+            else:
+                logits = self.method.step(images)
+            self._last = Last(self.method.facts)
+            return logits.detach()
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Predict a batch and change nothing."""
+        with self._lock:
+            self._check(images)
+            self._confirm_classifier(images)
+            return self.method.predict(images).detach()
+
+    @property
+    def last(self) -> Last:
+        """What the last step did: loss, share of confident samples, classes present, updated or why not."""
+        return self._last
+
+    @property
+    def trainable(self) -> list[str]:
+        """The names of the parameters that train."""
+        return list(self.method.trainable)
+
+    def reset(self) -> None:
+        """Return to the source model, bit for bit: weights, optimizer, memory, random generator."""
+        self.load_state_dict(self._origin)
+        self._last = Last({"updated": False, "reason": "reset"})
+
+    def state_dict(self, *_args: Any, **_kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Return a copy of everything that adaptation changes, as flat tensors."""
+        state = {f"model.{key}": value.detach().clone() for key, value in self.model.state_dict().items()}
+        state |= {f"method.{key}": value for key, value in self.method.state().items()}
+        for name, optimizer in self.method.optimizers.items():
+            state |= {f"{name}.{key}": value for key, value in optimizer.state().items()}
+        return state | {"generator": self.method.random.generator.get_state()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *_args: Any, **_kwargs: Any) -> Any:
+        """Set everything to a copy of `state_dict`; one that does not fit is refused and changes nothing."""
+        parts = {name: _part(state_dict, name) for name in ("model", "method", *self.method.optimizers)}
+        self._check_state(state_dict, parts)
+        with self._lock:
+            self.model.load_state_dict(parts["model"])
+            self.method.restore(self._on_device(parts["method"]))
+            for name, optimizer in self.method.optimizers.items():
+                optimizer.restore(parts[name])
+            self.method.random.generator.set_state(state_dict["generator"].cpu())
+
+    def save(self, folder: str | Path) -> Path:
+        """Write a durable snapshot; `dpl.load(folder, model)` brings it back."""
+        manifest = {
+            "method": self.method.info.name,
+            "settings": {name: _storable(value) for name, value in vars(self.settings).items()},
+            "classifier": self._network.classifier_name,
+            "source": self.fingerprint,
+        }
+        tensors = {f"state.{key}": value for key, value in self.state_dict().items()}
+        tensors |= {f"origin.{key}": value for key, value in self._origin.items() if key in self._prepared}
+        return write_snapshot(Path(folder), manifest, tensors)
+
+    def train(self, mode: bool = True) -> AdaptiveModel:
+        """Do nothing: the method decides which layers behave as in training."""
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptiveModel:
+        super()._apply(fn)  # type: ignore[no-untyped-call]
+        states = {name: optimizer.state() for name, optimizer in self.method.optimizers.items()}
+        self.method.move(fn)
+        for name, optimizer in self.method.optimizers.items():
+            optimizer.restore({k: v if k.endswith("/step") else fn(v) for k, v in states[name].items()})
+        self._origin = {k: v if _fixed(k) else fn(v) for k, v in self._origin.items()}
+        self.method.random.follow(self._network.device)
+        return self
+
+    def _check(self, images: Tensor) -> None:
+        """Refuse a batch that cannot be predicted, before anything has changed."""
+        if not isinstance(images, Tensor):
+            raise InputError(f"images is {type(images).__name__}: expected a torch.Tensor [batch, channels, ...]")
+        if images.ndim < 2 or len(images) == 0:
+            raise InputError(f"images has shape {tuple(images.shape)}: expected a non-empty batch [batch, ...]")
+        if not images.is_floating_point():
+            raise InputError(f"images has dtype {images.dtype}: expected floating point; use images.float() / 255")
+        if images.device != self._network.device:
+            raise InputError(f"images is on {images.device}, the model on {self._network.device}; move one of them")
+        wanted = self._network.dtype
+        if images.dtype != wanted and not torch.is_autocast_enabled(images.device.type):
+            raise InputError(f"images has dtype {images.dtype}, the model {wanted}; use images.to({wanted})")
+        if not torch.isfinite(images).all():
+            bad = [i for i, row in enumerate(images) if not torch.isfinite(row).all()]
+            raise InputError(f"images has non-finite values in rows {bad[:8]}; drop those rows and call again")
+
+    def _confirm_classifier(self, images: Tensor) -> None:
+        """On the first batch, see which layer really makes the logits; start over if it is another one."""
+        if not self._network.confirmed and not self._network.watch(images):
+            self._build(prepare=True)
+
+    def _check_state(self, state: Mapping[str, Any], parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+        known = {"generator"}.union(*({f"{name}.{key}" for key in part} for name, part in parts.items()))
+        unknown = set(state) - known
+        if unknown or "generator" not in state:
+            raise SnapshotError(f"not a state of this adaptive model: {sorted(unknown)[:4] or 'no generator'}")
+        own = {key: value.shape for key, value in self.model.state_dict().items()}
+        if own != {key: value.shape for key, value in parts["model"].items()}:
+            raise SnapshotError("the state's model has other parameters or shapes than this one")
+        self.method.check(parts["method"])
+        for name, optimizer in self.method.optimizers.items():
+            optimizer.check(parts[name])
+
+    def _on_device(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {key: value.to(self._network.device) for key, value in state.items()}
+
+
+class _Lock:
+    """One writer at a time; a copy of the model gets a lock of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __deepcopy__(self, _memo: object) -> _Lock:
+        return _Lock()
+
+
+def _part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}.")}
+
+
+def _fixed(key: str) -> bool:
+    """Say whether an entry of the state stays on the CPU in its own type."""
+    return key == "generator" or key.endswith("/step")
+
+
+def _storable(value: Any) -> Any:
+    return _NOT_STORABLE if callable(value) else value
+
+
+def _as_batches(source: Source | tuple[Tensor, Tensor] | None) -> Source | None:
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Tensor):
+        return [source]
+    return source
+
+
+def _fingerprint(module: nn.Module) -> str:
+    """Hash the source weights, so that a snapshot is never put on another model."""
+    digest = hashlib.sha256()
+    for name, value in module.state_dict().items():
+        digest.update(f"{name}{tuple(value.shape)}".encode())
+        digest.update(value.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()

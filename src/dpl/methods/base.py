@@ -1,0 +1,156 @@
+"""The contract of a method, and the loop that gradient methods share.
+
+A method sees a private network and batches of images; it never sees a label, a data set or a file. A simple
+one is a settings class and a `loss`; one with a loop of its own overrides `step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from dpl.errors import SettingError
+from dpl.methods.optimizer import NamedOptimizer
+from dpl.methods.random import Random
+from dpl.methods.registry import MethodInfo
+from dpl.methods.settings import GradientSettings, Settings
+from dpl.methods.state import Stateful
+from dpl.surgery import Network, Pass
+from dpl.surgery.norm import parse_norm
+
+__all__ = ["Fact", "GradientMethod", "Method", "Objective", "Source", "Term"]
+
+Fact = Tensor | float | int | str | bool
+Source = Iterable[tuple[Tensor, Tensor]]
+S = TypeVar("S", bound=Settings)
+G = TypeVar("G", bound=GradientSettings)
+
+
+@dataclass
+class Objective:
+    """A loss, whether there is anything to learn from (None: always), and facts for the record."""
+
+    value: Tensor
+    active: Tensor | None = None
+    facts: dict[str, Fact] = field(default_factory=dict)
+
+    def __add__(self, other: Objective) -> Objective:
+        """Add two losses; the sum is worth a step if either is."""
+        both = None if self.active is None or other.active is None else self.active | other.active
+        return Objective(self.value + other.value, both, self.facts | other.facts)
+
+
+class Method(Stateful, Generic[S]):
+    """Predicts, and adapts its network while it does."""
+
+    info: ClassVar[MethodInfo]
+    settings_class: ClassVar[type[Settings]] = Settings
+
+    def __init__(self, network: Network, settings: S) -> None:
+        super().__init__()
+        self.network = network
+        self.settings = settings
+        self.facts: dict[str, Fact] = {}
+        self.random = Random(settings.seed, network.device)
+        network.norm.rule = parse_norm(settings.norm)
+        network.module.requires_grad_(False)
+
+    @property
+    def optimizers(self) -> dict[str, NamedOptimizer]:
+        """The optimizers whose state is part of the method's."""
+        return {}
+
+    @property
+    def trainable(self) -> dict[str, Parameter]:
+        """The parameters that this method trains, by name."""
+        return {name: p for optimizer in self.optimizers.values() for name, p in optimizer.parameters.items()}
+
+    def prepare(self, source: Source | None) -> None:
+        """Compute what must be known before the first batch from labelled source batches (images, labels)."""
+
+    def step(self, images: Tensor) -> Tensor:
+        """Predict a batch and adapt to it; return the logits."""
+        self.facts = {"updated": False, "reason": "this method only predicts"}
+        return self.predict(images)
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Predict a batch and change nothing."""
+        return self.network(images).logits
+
+
+class Term(Stateful):
+    """A loss that can be added to any gradient method's own, on the same forward pass."""
+
+    def __call__(self, out: Pass) -> Objective:
+        """Return the term's objective for one pass."""
+        raise NotImplementedError
+
+
+class GradientMethod(Method[G]):
+    """Predict, compute a loss, step: `steps` times for each batch."""
+
+    settings_class: ClassVar[type[Settings]] = GradientSettings
+
+    def __init__(self, network: Network, settings: G) -> None:
+        super().__init__(network, settings)
+        self.terms: list[Term] = []
+        self.optimizer = self.make_optimizer(self.select())
+
+    def select(self) -> dict[str, Parameter]:
+        """Return the parameters that train; methods with modules of their own add those."""
+        return self.network.train_only(self.settings.scope)
+
+    def make_optimizer(self, parameters: dict[str, Parameter]) -> NamedOptimizer:
+        """Return the optimizer that the settings ask for."""
+        s = self.settings
+        return NamedOptimizer(parameters, s.optimizer, s.lr, s.weight_decay)
+
+    @property
+    def optimizers(self) -> dict[str, NamedOptimizer]:
+        """The one optimizer."""
+        return {"optimizer": self.optimizer}
+
+    def loss(self, out: Pass) -> Objective:
+        """Return what to minimise, given the forward pass of a batch."""
+        raise NotImplementedError
+
+    def step(self, images: Tensor) -> Tensor:
+        """Predict, then update, `steps` times."""
+        for _ in range(self.settings.steps):
+            with torch.enable_grad():
+                out = self.network(images)
+                self.update(self.loss(out), out)
+        return self.answer(images, out.logits)
+
+    def answer(self, images: Tensor, logits: Tensor) -> Tensor:
+        """Return the logits from before or after the last update, as the settings say."""
+        return self.predict(images) if self.settings.output == "after" else logits.detach()
+
+    def update(self, objective: Objective, out: Pass) -> None:
+        """Add the terms, take one optimizer step if there is reason to, and record what happened."""
+        total = self.total(objective, out)
+        finite = total.value.detach().isfinite()
+        active = finite if total.active is None else finite & total.active
+        updated = self.optimizer.step(total.value, active)
+        self.facts = {"loss": total.value.detach(), **total.facts, "updated": updated}
+
+    def total(self, objective: Objective, out: Pass) -> Objective:
+        """Return the method's objective plus all added terms."""
+        for term in self.terms:
+            objective = objective + term(out)
+        return objective
+
+    def require_source(self, source: Source | None, relative: str) -> Source:
+        """Return the source batches, or say what is needed and which method does without."""
+        if source is None:
+            raise SettingError(
+                f"{self.info.name!r} needs labelled source data: pass source=, a loader (or list) of (images, labels) "
+                f"batches or one such pair of tensors; without source data use {relative!r}"
+            )
+        return source

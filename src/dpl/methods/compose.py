@@ -1,0 +1,52 @@
+"""`X+dpl`: any gradient method X with the DPL loss added on the same forward pass, coefficient 1."""
+
+import dataclasses
+from dataclasses import fields, make_dataclass
+from typing import Any
+
+from dpl.errors import SettingError
+from dpl.methods.base import GradientMethod, Method
+from dpl.methods.prototypes import DPLTerm, MemorySettings
+from dpl.methods.registry import get_method
+from dpl.methods.settings import GradientSettings
+from dpl.surgery import Network
+
+__all__ = ["with_dpl"]
+
+# What the added term can be told, as `dpl_confidence=...` and so on; X keeps its own settings.
+_ADDED = ("confidence", "temperature", "momentum", "reg_weight", "memory_grad")
+
+
+def with_dpl(name: str) -> type[GradientMethod[Any]]:
+    """Return the class of `<name>+dpl`: X decides what trains, which statistics and which output."""
+    base = get_method(name)
+    if not issubclass(base, GradientMethod) or name.startswith("dpl"):
+        raise SettingError(
+            f"'{name}+dpl': {name!r} takes no gradient step of its own that the DPL loss could be added to"
+        )
+
+    class WithDPL(base):  # type: ignore[valid-type, misc]
+        __doc__ = base.__doc__
+        settings_class = _settings(base)
+        info = dataclasses.replace(
+            base.info, name=f"{name}+dpl", paper=f"{base.info.paper}; with the DPL loss added", needs_classifier=True
+        )
+
+        def __init__(self, network: Network, settings: GradientSettings) -> None:
+            super().__init__(network, settings)
+            own = {key: getattr(settings, f"dpl_{key}") for key in _ADDED}
+            self.dpl = DPLTerm(network, MemorySettings(**own), self.random)
+            self.declare_part("dpl", self.dpl)
+            self.terms.append(self.dpl)
+
+    return WithDPL
+
+
+def _settings(base: type[Method[Any]]) -> type[Any]:
+    added = [
+        (f"dpl_{field.name}", field.type, dataclasses.field(default=field.default, metadata=field.metadata))
+        for field in fields(MemorySettings)
+        if field.name in _ADDED
+    ]
+    kind = base.settings_class
+    return make_dataclass(f"{kind.__name__}WithDPL", added, bases=(kind,), frozen=True, kw_only=True)

@@ -1,0 +1,71 @@
+"""Every method by name, with the record of what it is and needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from dpl.errors import SettingError, did_you_mean
+
+if TYPE_CHECKING:
+    from dpl.methods.base import Method
+
+__all__ = ["MethodInfo", "get_method", "list_methods", "register"]
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """What a user wants to know before choosing a method."""
+
+    name: str
+    paper: str  # authors, title, venue
+    updates: str  # what changes, in words
+    passes: str  # cost for each batch, e.g. "1 forward, 1 backward"
+    needs_classifier: bool = False
+    needs_norm: bool = False  # useless without BatchNorm layers
+    source: Literal["never", "once", "always"] = "never"  # when labelled source data are needed
+    views: bool = False  # makes augmented views (kornia)
+    min_batch: int = 1  # smaller batches are predicted without an update
+
+
+_methods: dict[str, type["Method[Any]"]] = {}
+M = TypeVar("M", bound="type[Method[Any]]")
+
+
+def register(name: str, *, paper: str, updates: str, passes: str, **needs: Any) -> Callable[[M], M]:
+    """Register a method class under its name, which is also its file's, its table label and its command-line name."""
+
+    def decorate(method: M) -> M:
+        if name in _methods and _methods[name].__qualname__ != method.__qualname__:
+            raise SettingError(f"method {name!r} is registered already, by {_methods[name].__qualname__}")
+        method.info = MethodInfo(name, paper, updates, passes, **needs)
+        _methods[name] = method
+        return method
+
+    return decorate
+
+
+def get_method(name: str) -> type["Method[Any]"]:
+    """Return the class of the named method; `X+dpl` adds the DPL loss to X."""
+    _load_all()
+    if name in _methods:
+        return _methods[name]
+    base, plus, added = name.partition("+")
+    if plus and base in _methods and added == "dpl":
+        return import_module("dpl.methods.compose").with_dpl(base)  # type: ignore[no-any-return]
+    raise SettingError(f"unknown method {name!r}. {did_you_mean(name, _methods)}")
+
+
+def list_methods() -> list[str]:
+    """Return the names of all registered methods; `X+dpl` also works for each X that takes gradient steps."""
+    _load_all()
+    return sorted(_methods)
+
+
+def _load_all() -> None:
+    """Import every module of this package: a method registers itself by being there."""
+    import dpl.methods
+
+    for module in iter_modules(dpl.methods.__path__, "dpl.methods."):
+        import_module(module.name)

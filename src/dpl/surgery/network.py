@@ -1,0 +1,129 @@
+"""The private copy of a network, with the places that methods need made reachable."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from dpl.errors import ModelError
+from dpl.objectives.precision import at_least_float32
+from dpl.surgery.copying import private_copy
+from dpl.surgery.norm import NormControl, Running, install
+from dpl.surgery.scope import select
+from dpl.surgery.split import find_classifier, logits_of, watch_classifier
+from dpl.surgery.style import at_layer
+
+__all__ = ["Network", "Pass"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass over a batch."""
+
+    images: Tensor  # [B, ...]
+    logits: Tensor  # [B, C]
+    features: Tensor | None  # [B, d], the classifier's input
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """Softmax of the logits, without gradient."""
+        return at_least_float32(self.logits.detach()).softmax(dim=1)
+
+    @property
+    def z(self) -> Tensor:
+        """The features, for methods that declared to need them."""
+        if self.features is None:
+            raise ModelError(
+                "this network's classifier was not called in the forward pass; name it with classifier='...'"
+            )
+        return self.features
+
+    def __getitem__(self, rows: slice | Tensor) -> "Pass":
+        features = None if self.features is None else self.features[rows]
+        return Pass(self.images[rows], self.logits[rows], features)
+
+
+class Network:
+    """A deep copy of the caller's classifier in evaluation mode, its BatchNorm layers under one control."""
+
+    def __init__(self, model: nn.Module, *, classifier: str | None = None, needs_classifier: bool = False) -> None:
+        self.module = private_copy(model).eval()
+        self.norm: NormControl = install(self.module)
+        self.classifier_name = self._split(classifier, needs_classifier)
+        self.confirmed = classifier is not None or self.classifier_name is None
+
+    def _split(self, classifier: str | None, needed: bool) -> str | None:
+        try:
+            return find_classifier(self.module, classifier)
+        except ModelError:
+            if needed or classifier is not None:
+                raise
+            return None
+
+    def __call__(
+        self, images: Tensor, *, at: str | None = None, change: Callable[[Tensor], Tensor] | None = None
+    ) -> Pass:
+        """Run the network; with `at` and `change`, the output of that layer is passed through `change`."""
+        if at is not None and change is not None:
+            with at_layer(self.module, at, change):
+                return self(images)
+        if self.classifier_name is None:
+            return Pass(images, logits_of(self.module(images)), None)
+        inputs: list[Tensor] = []
+        handle = self.classifier.register_forward_pre_hook(lambda _layer, args: inputs.append(args[0]))
+        try:
+            logits = logits_of(self.module(images))
+        finally:
+            handle.remove()
+        return Pass(images, logits, inputs[-1] if inputs else None)
+
+    @property
+    def classifier(self) -> nn.Linear:
+        """The linear layer that makes the logits."""
+        if self.classifier_name is None:
+            find_classifier(self.module)  # raises what was looked for
+        layer: Any = self.module.get_submodule(self.classifier_name or "")
+        return layer  # type: ignore[no-any-return]
+
+    @property
+    def prototypes(self) -> Tensor:
+        """The classifier's rows [C, d]; recomputed at each access where they are weight-normed."""
+        layer = self.classifier
+        direction, size = getattr(layer, "weight_v", None), getattr(layer, "weight_g", None)
+        if isinstance(direction, Tensor) and isinstance(size, Tensor):
+            return torch._weight_norm(direction, size, 0)
+        return layer.weight
+
+    @property
+    def classes(self) -> int:
+        """The number of classes, C."""
+        return self.classifier.out_features
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lives."""
+        return next((p.device for p in self.module.parameters()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The network's floating-point type."""
+        return next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+
+    def train_only(self, scope: str) -> dict[str, Parameter]:
+        """Make the parameters of `scope` trainable and all others not; return the trainable ones."""
+        if scope in ("classifier", "features"):
+            _ = self.classifier  # raises if there is none to tell apart
+        return select(self.module, scope, self.classifier_name)
+
+    def watch(self, images: Tensor) -> bool:
+        """Confirm the classifier on real images; return False if another one was found and taken instead."""
+        guess = self.classifier_name
+        if guess is not None:
+            with self.norm.using(Running()):
+                self.classifier_name = watch_classifier(self.module, images[:1], guess)
+        self.confirmed = True
+        return self.classifier_name == guess

@@ -1,0 +1,230 @@
+"""Which statistics a network's batch-normalisation layers use, switched without touching their parameters.
+
+Every BatchNorm layer of the private copy gets a subclass of its own class whose forward asks one shared
+`NormControl` for a rule. Rules only shadow attributes for the length of one call, so `state_dict` keys, buffers and
+activations fused into the layer (timm's BatchNormAct2d) stay as they are, and `uninstall` puts the class back.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dpl.errors import SettingError
+
+__all__ = ["Batch", "Blend", "NormControl", "Recall", "Rule", "Running", "Track", "install", "parse_norm", "uninstall"]
+
+Forward = Callable[[Tensor], Tensor]
+_following: dict[type[_BatchNorm], type[_BatchNorm]] = {}  # one subclass for each kind of layer
+
+
+class Rule(Protocol):
+    """How one layer normalises one input; `forward` is the layer's original forward."""
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Return the layer's output."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """The source's running statistics, never updated."""
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Normalise as in evaluation mode."""
+        with _shadow(layer, training=False):
+            return forward(x)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The current batch's statistics; running statistics stay as they are."""
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Normalise by the batch, or by the source where one value per channel has no variance."""
+        own = control.own_rows(x)
+        if _values_per_channel(own) < 2 and layer.running_mean is not None:
+            return Running()(layer, forward, x, control)
+        control.note(layer, own)
+        if own is not x:
+            variance, mean = torch.var_mean(own, dim=_reduced(x), correction=0)
+            return normalise(layer, forward, x, mean, variance)
+        with _shadow(layer, training=True, track_running_stats=False):
+            return forward(x)
+
+
+@dataclass(frozen=True)
+class Blend:
+    """(1 - share) source statistics + share batch statistics; gradients flow through the batch's part.
+
+    The batch variance is the unbiased one, as the source's running variance is.
+    """
+
+    share: float
+    correction: int = 1
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Normalise by the blended statistics."""
+        own = control.own_rows(x)
+        if layer.running_mean is None or layer.running_var is None or _values_per_channel(own) < 2:
+            fallback: Rule = Batch() if layer.running_mean is None else Running()
+            return fallback(layer, forward, x, control)
+        variance, mean = torch.var_mean(own, dim=_reduced(x), correction=self.correction)
+        mean = torch.lerp(layer.running_mean, mean.to(layer.running_mean.dtype), self.share)
+        variance = torch.lerp(layer.running_var, variance.to(layer.running_var.dtype), self.share)
+        control.keep(layer, mean, variance)
+        return normalise(layer, forward, x, mean, variance)
+
+
+@dataclass(frozen=True)
+class Track:
+    """Batch statistics that also move the running ones, as in training."""
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Normalise as in training mode."""
+        if _values_per_channel(x) < 2:
+            return Running()(layer, forward, x, control)
+        with _shadow(layer, training=True):
+            return forward(x)
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The very statistics that an earlier pass used (see `NormControl.recording`)."""
+
+    statistics: dict[_BatchNorm, tuple[Tensor, Tensor]]
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Normalise by what was recorded for this layer, or by the source if it recorded nothing."""
+        if layer not in self.statistics:
+            return Running()(layer, forward, x, control)
+        mean, variance = self.statistics[layer]
+        with _shadow(layer, training=False, running_mean=mean, running_var=variance):
+            return forward(x)
+
+
+@dataclass
+class NormControl:
+    """The rule that all layers of one network follow."""
+
+    rule: Rule = field(default_factory=Running)
+    rows: int | None = None  # only the first `rows` of a batch define its statistics
+    recorded: dict[_BatchNorm, tuple[Tensor, Tensor]] | None = None
+
+    @contextmanager
+    def using(self, rule: Rule, rows: int | None = None) -> Iterator[None]:
+        """Follow another rule inside the block."""
+        before = self.rule, self.rows
+        self.rule, self.rows = rule, rows
+        try:
+            yield
+        finally:
+            self.rule, self.rows = before
+
+    @contextmanager
+    def recording(self) -> Iterator[dict[_BatchNorm, tuple[Tensor, Tensor]]]:
+        """Record the statistics that each layer uses inside the block."""
+        self.recorded = {}
+        try:
+            yield self.recorded
+        finally:
+            self.recorded = None
+
+    def own_rows(self, x: Tensor) -> Tensor:
+        """Return the part of `x` that defines the statistics."""
+        return x if self.rows is None or self.rows >= len(x) else x[: self.rows]
+
+    def note(self, layer: _BatchNorm, x: Tensor) -> None:
+        """Record the batch statistics of `x` if somebody asked for them."""
+        if self.recorded is not None:
+            variance, mean = torch.var_mean(x.detach(), dim=_reduced(x), correction=0)
+            self.keep(layer, mean, variance)
+
+    def keep(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+        """Record given statistics if somebody asked for them."""
+        if self.recorded is not None:
+            self.recorded[layer] = (mean.detach(), variance.detach())
+
+
+def install(module: nn.Module) -> NormControl:
+    """Make every BatchNorm layer below `module` follow one new control, and return it."""
+    control = NormControl()
+    for layer in list(module.modules()):
+        if isinstance(layer, _BatchNorm):
+            layer.__class__ = _following_class(_original_class(layer))
+            layer.__dict__["norm_control"] = control
+    return control
+
+
+def uninstall(module: nn.Module) -> None:
+    """Give every BatchNorm layer its own class back."""
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.__class__ = _original_class(layer)
+            layer.__dict__.pop("norm_control", None)
+
+
+def parse_norm(norm: str | float) -> Rule:
+    """Return the rule for a `norm` setting: "running", "batch" or a share of batch statistics in 0..1."""
+    if isinstance(norm, (int, float)) and not isinstance(norm, bool) and 0 <= norm <= 1:
+        return Running() if norm == 0 else Batch() if norm == 1 else Blend(float(norm))
+    if norm in ("running", "batch"):
+        return Running() if norm == "running" else Batch()
+    raise SettingError(
+        f"norm={norm!r}: expected 'running' (source statistics), 'batch' (the batch's own) "
+        "or a number from 0 to 1 (the batch's share in a blend)"
+    )
+
+
+def normalise(layer: _BatchNorm, forward: Forward, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Run `forward` with given statistics, differentiable in them.
+
+    The statistics are folded into the affine parameters, whose gradients the fused kernel does compute.
+    """
+    scale = torch.rsqrt(variance + layer.eps)
+    if layer.weight is not None:
+        scale = scale * layer.weight
+    shift = -mean * scale if layer.bias is None else layer.bias - mean * scale
+    zero, one = torch.zeros_like(mean), torch.full_like(mean, 1 - layer.eps)
+    with _shadow(layer, training=False, weight=scale, bias=shift, running_mean=zero, running_var=one):
+        return forward(x)
+
+
+def _reduced(x: Tensor) -> list[int]:
+    return [dim for dim in range(x.ndim) if dim != 1]
+
+
+def _values_per_channel(x: Tensor) -> int:
+    return x.numel() // max(x.shape[1], 1)
+
+
+@contextmanager
+def _shadow(layer: nn.Module, **attributes: Any) -> Iterator[None]:
+    """Let instance attributes hide parameters, buffers and flags for one call."""
+    before = {name: vars(layer)[name] for name in attributes if name in vars(layer)}
+    vars(layer).update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del vars(layer)[name]
+        vars(layer).update(before)
+
+
+def _following_class(original: type[_BatchNorm]) -> type[_BatchNorm]:
+    if original in _following:
+        return _following[original]
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        control: NormControl = self.norm_control
+        return control.rule(self, lambda y: original.forward(self, y), x, control)
+
+    _following[original] = type(original.__name__, (original,), {"forward": forward, "original_class": original})
+    return _following[original]
+
+
+def _original_class(layer: _BatchNorm) -> type[_BatchNorm]:
+    return getattr(type(layer), "original_class", type(layer))

@@ -1,0 +1,41 @@
+"""What may change: the named sets of trainable parameters."""
+
+from torch import nn
+from torch.nn import Parameter
+from torch.nn.modules.batchnorm import _NormBase
+
+from dpl.errors import ModelError
+
+__all__ = ["SCOPES", "select"]
+
+SCOPES = ("affine", "classifier", "features", "all")
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def select(module: nn.Module, scope: str, classifier: str | None) -> dict[str, Parameter]:
+    """Return the parameters of `scope` by name, and let gradients reach them alone."""
+    head = set() if classifier is None else _below(module, [classifier])
+    everything = {name for name, parameter in module.named_parameters() if parameter.is_floating_point()}
+    chosen = {
+        "affine": _below(module, [name for name, layer in module.named_modules() if isinstance(layer, _NORMS)]),
+        "classifier": head,
+        "features": everything - head,
+        "all": everything,
+    }[scope]
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in chosen)
+    if not chosen:
+        raise ModelError(
+            f"scope={scope!r} selects no parameter of this network"
+            + ("; it has no affine normalisation layer: try scope='all'" if scope == "affine" else "")
+        )
+    return {name: parameter for name, parameter in module.named_parameters() if name in chosen}
+
+
+def _below(module: nn.Module, owners: list[str]) -> set[str]:
+    """Return the names of the parameters inside the named modules."""
+    return {
+        f"{owner}.{name}" if owner else name
+        for owner in owners
+        for name, _ in module.get_submodule(owner).named_parameters()
+    }
