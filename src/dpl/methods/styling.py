@@ -105,7 +105,7 @@ class StyleTransfer(Stateful):
             copies = self._on_patches(lambda own: restyle(own, mean[donors], deviation[donors]))(maps[:size])
             return torch.cat([maps[:size], copies])
 
-        with self.network.norm.using(self.network.norm.rule, rows=size):
+        with self.network.norm.using(rows=size):
             both = self.network(torch.cat([images, lenders]), at=self.layer, change=replace)
         joint = Pass(torch.cat([images, images]), both.logits, both.features)
         return joint[:size], joint[size:]

@@ -112,17 +112,18 @@ class NormControl:
 
     rule: Rule = field(default_factory=Running)
     rows: int | None = None  # only the first `rows` of a batch define its statistics
+    groups: int = 1  # a batch of this many equal parts, each normalised by itself (augmented views run together)
     recorded: dict[_BatchNorm, tuple[Tensor, Tensor]] | None = None
 
     @contextmanager
-    def using(self, rule: Rule, rows: int | None = None) -> Iterator[None]:
-        """Follow another rule inside the block."""
-        before = self.rule, self.rows
-        self.rule, self.rows = rule, rows
+    def using(self, rule: Rule | None = None, *, rows: int | None = None, groups: int = 1) -> Iterator[None]:
+        """Follow another rule (or the same one on part of the batch, or on each of its parts) inside the block."""
+        before = self.rule, self.rows, self.groups
+        self.rule, self.rows, self.groups = rule or self.rule, rows, groups
         try:
             yield
         finally:
-            self.rule, self.rows = before
+            self.rule, self.rows, self.groups = before
 
     @contextmanager
     def recording(self) -> Iterator[dict[_BatchNorm, tuple[Tensor, Tensor]]]:
@@ -220,7 +221,9 @@ def _following_class(original: type[_BatchNorm]) -> type[_BatchNorm]:
 
     def forward(self: Any, x: Tensor) -> Tensor:
         control: NormControl = self.norm_control
-        return control.rule(self, lambda y: original.forward(self, y), x, control)
+        parts = [x] if control.groups == 1 else x.chunk(control.groups)
+        outputs = [control.rule(self, lambda y: original.forward(self, y), part, control) for part in parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     _following[original] = type(original.__name__, (original,), {"forward": forward, "original_class": original})
     return _following[original]

@@ -1,6 +1,17 @@
-"""The image corruptions of Hendrycks and Dietterich's benchmark, for arrays and for folders of images."""
+"""The image corruptions of Hendrycks and Dietterich's benchmark, for arrays, folders of images and CIFAR-C files."""
 
 from dpl.data.corruptions.apply import corrupt
-from dpl.data.corruptions.constants import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES
+from dpl.data.corruptions.constants import SEVERITIES
+from dpl.data.corruptions.folder import FolderReport, corrupt_folder
+from dpl.data.corruptions.stacks import corrupt_arrays
+from dpl.data.facts import CORRUPTIONS, EXTRA_CORRUPTIONS
 
-__all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "SEVERITIES", "corrupt"]
+__all__ = [
+    "CORRUPTIONS",
+    "EXTRA_CORRUPTIONS",
+    "SEVERITIES",
+    "FolderReport",
+    "corrupt",
+    "corrupt_arrays",
+    "corrupt_folder",
+]

@@ -1,29 +1,30 @@
 """Corrupt a batch of images by the name of the corruption."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import numpy as np
 
-from dpl.data.corruptions import blur, digital, noise, weather
+from dpl.data.corruptions import blur, digital, noise, spatter, weather
 from dpl.data.corruptions.arrays import Floats, Images, to_bytes
-from dpl.data.corruptions.constants import CIFAR, CORRUPTIONS, EXTRA_CORRUPTIONS, IMAGENET, SEVERITIES
-from dpl.data.corruptions.spatter import spatter
+from dpl.data.corruptions.constants import CIFAR, IMAGENET, SEVERITIES
+from dpl.data.facts import CORRUPTIONS, EXTRA_CORRUPTIONS
 from dpl.errors import InputError, SettingError, did_you_mean
 
-__all__ = ["check_names", "check_severities", "corrupt"]
+__all__ = ["check_images", "check_settings", "corrupt", "is_small"]
 
 _SMALL: Final = 64  # images up to this side take the 32-pixel strengths
 _SMALLEST: Final = 8  # below, elastic corners and glass neighbourhoods have no room
 _PIXELS_AT_ONCE: Final = 2**17  # what is worked on at once fits the processor's cache
+_SETS: Final = {"cifar": CIFAR, "imagenet": IMAGENET}
 
 _FUNCTIONS: Final[dict[str, Callable[..., Floats]]] = {
     name: getattr(module, name)
-    for module in (noise, blur, weather, digital)
+    for module in (noise, blur, weather, digital, spatter)
     for name in (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
     if hasattr(module, name)
-} | {"spatter": spatter}
+}
 
 
 def corrupt(
@@ -41,11 +42,11 @@ def corrupt(
             former for images of up to 64 pixels a side.
 
     """
-    check_names([name])
-    check_severities([severity])
-    _check_images(images)
-    _check_whole(seed=seed, start=start)
-    strengths = _strengths(constants, max(images.shape[1:3]))[name][severity - 1]
+    check_settings([name], [severity], seed=seed, start=start, constants=constants)
+    check_images(images)
+    if constants == "auto":
+        constants = "cifar" if is_small(images) else "imagenet"
+    strengths = _SETS[constants][name][severity - 1]
     many = max(1, _PIXELS_AT_ONCE // (images.shape[1] * images.shape[2]))
     result = np.empty_like(images)
     for first in range(0, len(images), many):
@@ -56,41 +57,36 @@ def corrupt(
     return result
 
 
-def _strengths(constants: str, side: int) -> dict[str, Any]:
-    if constants == "auto":
-        constants = "cifar" if side <= _SMALL else "imagenet"
-    sets = {"cifar": CIFAR, "imagenet": IMAGENET}
-    if constants not in sets:
-        raise SettingError(f"constants={constants!r} is unknown. {did_you_mean(constants, [*sets, 'auto'])}")
-    return sets[constants]
+def is_small(images: Images) -> bool:
+    """Tell whether images [..., H, W, 3] count as small: 32-pixel strengths, and PNG on disk."""
+    return max(images.shape[-3:-1]) <= _SMALL
 
 
-def check_names(names: Any) -> None:
-    """Raise a SettingError for a corruption that does not exist."""
+def check_settings(
+    names: Iterable[str], severities: Iterable[int], *, seed: int, constants: str, start: int = 0
+) -> None:
+    """Raise a SettingError for a corruption, severity, seed or set of constants that does not exist."""
     valid = (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
     for name in names:
         if name not in valid:
             raise SettingError(f"There is no corruption {name!r}. {did_you_mean(str(name), valid)}")
-
-
-def check_severities(severities: Any) -> None:
-    """Raise a SettingError for a severity other than 1 to 5."""
     for severity in severities:
-        if severity not in SEVERITIES:
-            raise SettingError(f"severity={severity!r} must be a whole number from 1 to 5.")
+        if isinstance(severity, bool) or severity not in SEVERITIES:
+            raise SettingError(f"severity={severity!r}: expected a whole number from 1 to 5.")
+    for setting, value in (("seed", seed), ("start", start)):
+        if not isinstance(value, int) or value < 0:
+            raise SettingError(f"{setting}={value!r}: expected a whole number from 0 upwards.")
+    if constants not in (*_SETS, "auto"):
+        raise SettingError(f"constants={constants!r} is unknown. {did_you_mean(constants, (*_SETS, 'auto'))}")
 
 
-def _check_whole(**settings: int) -> None:
-    for name, value in settings.items():
-        if value < 0:
-            raise SettingError(f"{name}={value} must not be negative.")
-
-
-def _check_images(images: Any) -> None:
+def check_images(images: Any) -> None:
+    """Raise an InputError unless these are uint8 images [N, H, W, 3] of a workable size."""
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
         kind = getattr(images, "dtype", type(images).__name__)
-        raise InputError(f"images must be a numpy array of uint8, got {kind}. Scale to 0..255 and convert first.")
+        raise InputError(f"images: expected a numpy array of uint8, got {kind}. Scale to 0..255 and convert first.")
     if images.ndim != 4 or images.shape[3] != 3:
-        raise InputError(f"images must have the shape [N, H, W, 3], got {list(images.shape)}.")
-    if min(images.shape[1:3]) < _SMALLEST:
-        raise InputError(f"images must be at least {_SMALLEST} pixels a side, got {images.shape[1]} x {images.shape[2]}.")
+        raise InputError(f"images: expected the shape [N, H, W, 3], got {list(images.shape)}.")
+    height, width = images.shape[1:3]
+    if min(height, width) < _SMALLEST:
+        raise InputError(f"images: expected at least {_SMALLEST} pixels a side, got {height} x {width}.")

@@ -7,33 +7,11 @@ scripts the authors published beside it (`make_cifar_c.py` for 32 pixels, `make_
 
 from typing import Final
 
-__all__ = ["CIFAR", "CORRUPTIONS", "EXTRA_CORRUPTIONS", "IMAGENET", "SEVERITIES", "Strengths"]
+__all__ = ["CIFAR", "IMAGENET", "SEVERITIES", "Strengths"]
 
 Strengths = tuple[tuple[float, ...], ...]
 
 SEVERITIES: Final = (1, 2, 3, 4, 5)
-
-CORRUPTIONS: Final[tuple[str, ...]] = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "defocus_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "brightness",
-    "contrast",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
-)
-"""The fifteen types that results are reported on, in the benchmark's order."""
-
-EXTRA_CORRUPTIONS: Final[tuple[str, ...]] = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""The four further types that the authors keep for validation."""
 
 CIFAR: Final[dict[str, Strengths]] = {
     "gaussian_noise": ((0.04,), (0.06,), (0.08,), (0.09,), (0.10,)),

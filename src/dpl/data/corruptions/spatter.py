@@ -96,9 +96,7 @@ def _slope(values: NDArray[np.int32], along: int, across: int) -> NDArray[np.int
     return cast(NDArray[np.int32], ndimage.correlate1d(difference, [1, 2, 1], axis=across, mode="nearest"))
 
 
-def _is_ridge(
-    steepness: NDArray[np.int32], dx: NDArray[np.int32], dy: NDArray[np.int32]
-) -> NDArray[np.bool_]:
+def _is_ridge(steepness: NDArray[np.int32], dx: NDArray[np.int32], dy: NDArray[np.int32]) -> NDArray[np.bool_]:
     """Tell where the gradient is at its height, compared with the two neighbours in its own direction."""
     height, width = steepness.shape[1:]
     padded = np.pad(steepness, ((0, 0), (1, 1), (1, 1)))

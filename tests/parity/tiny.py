@@ -1,0 +1,157 @@
+"""The tiny network and stream on which the authors' own code was traced, and the comparison with a trace.
+
+The traces in tests/parity/data were packed from full ones by pack.py: logits as they are, states reduced to two random
+projections for each tensor (a difference of 1e-7 in any element shows in them).
+"""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import dpl
+
+DATA = Path(__file__).parent / "data"
+
+
+class Block(nn.Module):
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = None
+        if stride != 1:
+            self.downsample = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class TinyResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        widths, strides = [8, 8, 16, 24, 32], [1, 2, 2, 2]
+        for k in range(4):
+            setattr(self, f"layer{k + 1}", nn.Sequential(Block(widths[k], widths[k + 1], strides[k])))
+        self.fc = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1((x - 0.5) / 0.25)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean(dim=(2, 3)))
+
+
+def tiny_network(dtype: torch.dtype = torch.float64) -> TinyResNet:
+    network = TinyResNet()
+    network.load_state_dict(load_file(DATA / "model.safetensors"))
+    return network.eval().to(dtype)
+
+
+@cache
+def _arrays(name: str) -> dict[str, np.ndarray]:
+    with np.load(DATA / f"{name}.npz", allow_pickle=False) as file:
+        return {key: file[key] for key in file.files}
+
+
+def stream(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """The 12 batches of 32 images."""
+    return list(torch.from_numpy(_arrays("stream")["images"]).to(dtype))
+
+
+def source_images(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """The 1,437 labelled source images in the traced order."""
+    grey = torch.from_numpy(_arrays("source")["images"]).to(dtype)
+    return grey[:, None].expand(-1, 3, -1, -1).contiguous(), torch.from_numpy(_arrays("source")["labels"]).long()
+
+
+def clean_test_images(dtype: torch.dtype = torch.float64) -> Tensor:
+    """The first 96 clean test images (for the mixed streams)."""
+    grey = torch.from_numpy(_arrays("source")["clean_test_images"]).to(dtype)
+    return grey[:, None].expand(-1, 3, -1, -1).contiguous()
+
+
+def trace(name: str) -> dict[str, np.ndarray]:
+    """One packed trace."""
+    return _arrays(name)
+
+
+def meta(name: str) -> dict[str, Any]:
+    return json.loads(str(trace(name)["meta"]))
+
+
+class Roll:
+    """The fixed stand-in for random augmentation: the k-th call rolls the batch by the k-th of four offsets."""
+
+    offsets = ((0, 1), (1, 0), (0, -1), (-1, 0))
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, images: Tensor) -> Tensor:
+        offset = self.offsets[self.calls % 4]
+        self.calls += 1
+        return torch.roll(images, offset, dims=(2, 3))
+
+
+def project(name: str, values: np.ndarray) -> np.ndarray:
+    """Two fixed random projections of an array, scaled so that they move as its elements do."""
+    flat = np.asarray(values, dtype=np.float64).ravel()
+    rng = np.random.default_rng(abs(hash_name(name)))
+    return np.array([rng.standard_normal(flat.size) @ flat, rng.standard_normal(flat.size) @ flat])
+
+
+def hash_name(name: str) -> int:
+    return int.from_bytes(name.encode()[-8:], "little")
+
+
+def largest_state_difference(
+    name: str, ours: dict[str, Tensor], prefix: str = "state1/", rename: Callable[[str], str] = str
+) -> float:
+    """The largest difference between projections of the traced state and of ours, over all traced tensors.
+
+    `rename` gives our name for a traced one.
+    """
+    worst = 0.0
+    for key, expected in trace(name).items():
+        if key.startswith(prefix):
+            own = ours[rename(key[len(prefix) :])].detach().cpu().numpy()
+            if expected.dtype.kind == "f":  # integers were packed as they are
+                own = project(key[len(prefix) :], own)
+            worst = max(worst, float(np.abs(own - expected).max()))
+    return worst
+
+
+def run(adaptive: dpl.AdaptiveModel, batches: list[Tensor]) -> tuple[np.ndarray, dict[str, Tensor]]:
+    """Feed the stream; return all logits and the plain network's state after the first batch."""
+    outputs, first = [], {}
+    for i, images in enumerate(batches):
+        outputs.append(adaptive(images).numpy())
+        if i == 0:
+            first = {key: value.clone() for key, value in adaptive.model.state_dict().items()}
+    return np.stack(outputs), first
+
+
+def compare(
+    name: str,
+    adaptive: dpl.AdaptiveModel,
+    batches: list[Tensor] | None = None,
+    rename: Callable[[str], str] = str,
+) -> dict[str, float]:
+    """Run ours over the traced stream; return the largest differences in logits and in the first state."""
+    logits, first = run(adaptive, batches or stream())
+    return {
+        "logits": float(np.abs(logits - trace(name)["logits"]).max()),
+        "state": largest_state_difference(name, first, rename=rename),
+    }
