@@ -59,7 +59,8 @@ def corrupt(
 
 def is_small(images: Images) -> bool:
     """Tell whether images [..., H, W, 3] count as small: 32-pixel strengths, and PNG on disk."""
-    return max(images.shape[-3:-1]) <= _SMALL
+    height, width = images.shape[-3:-1]
+    return max(int(height), int(width)) <= _SMALL
 
 
 def check_settings(

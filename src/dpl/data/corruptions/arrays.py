@@ -51,12 +51,14 @@ def planes(images: Images) -> Floats:
 
 def to_bytes(values: Floats) -> Images:
     """Clip to 0..255 and cut off the fraction, as the benchmark does; a rounding error below a whole number is none."""
-    return np.clip(values + np.float32(1e-3), 0, 255).astype(np.uint8)
+    bounded: Floats = np.clip(values + np.float32(1e-3), 0, 255)
+    return bounded.astype(np.uint8)
 
 
 def separable(stack: Floats, rows: Floats, columns: Floats) -> Floats:
     """Apply one matrix along the height and one along the width of a stack [..., H, W]."""
-    return rows @ stack @ columns.T
+    result: Floats = np.matmul(np.matmul(rows, stack), columns.T)
+    return result
 
 
 def gaussian(images: Images, sigma: float) -> Floats:
@@ -85,7 +87,7 @@ def filter_matrix(size: int, weights: NDArray[np.float64]) -> Floats:
 
 @lru_cache(maxsize=256)
 def zoom_matrix(size: int, factor: float) -> Floats:
-    """Return the matrix that magnifies the middle of an axis by `factor`, with linear interpolation, keeping its size."""
+    """Return the matrix that magnifies the middle of an axis by `factor`, linearly interpolated, to the same size."""
     crop = math.ceil(size / factor)
     zoomed = round(crop * factor)
     start, trim = (size - crop) // 2, (zoomed - size) // 2

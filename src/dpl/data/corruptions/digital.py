@@ -14,7 +14,7 @@ __all__ = ["contrast", "elastic_transform", "jpeg_compression", "pixelate", "sam
 
 def contrast(images: Images, rngs: Rngs, factor: float) -> Floats:
     """Pull every channel towards its mean over the image."""
-    mean = images.mean(axis=(1, 2), keepdims=True, dtype=np.float64).astype(np.float32)
+    mean: Floats = images.mean(axis=(1, 2), keepdims=True, dtype=np.float64).astype(np.float32)
     return (images - mean) * np.float32(factor) + mean
 
 
@@ -26,7 +26,8 @@ def saturate(images: Images, rngs: Rngs, factor: float, shift: float) -> Floats:
     chroma = depth.max(axis=3, keepdims=True)
     saturation = np.clip(chroma / np.maximum(value, 1) * factor + shift, 0, 1)
     hue = np.where(chroma > 0, depth / np.maximum(chroma, 1), np.array([0, 1, 1], dtype=np.float32))
-    return value * (1 - saturation * hue)
+    result: Floats = value * (1 - saturation * hue)
+    return result
 
 
 def _each(images: Images, change: Callable[[Image.Image], Image.Image]) -> Floats:
@@ -92,7 +93,8 @@ def sample(images: Floats, y: Floats, x: Floats, *, repeat_edge: bool) -> Floats
     flat = images.reshape(-1, channels)
     corners = [[flat[(first + row) * width + column] for column in columns] for row in rows]
     upper, lower = (a + right * (b - a) for a, b in corners)
-    return upper + down * (lower - upper)
+    result: Floats = upper + down * (lower - upper)
+    return result
 
 
 def _fold(index: NDArray[np.intp], size: int, repeat_edge: bool) -> NDArray[np.intp]:

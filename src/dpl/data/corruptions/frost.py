@@ -49,7 +49,7 @@ def frost_texture(number: int, shrink: int = 1) -> NDArray[np.uint8]:
 
 
 def _needles(rng: np.random.Generator, length: float) -> Floats:
-    """Return a map 0..1 of bright lines about `length` pixels long, in three directions 60 degrees apart and near them."""
+    """Return a map 0..1 of bright lines about `length` pixels long, in pairs of directions 60 degrees apart."""
     noise = np.fft.rfft2(rng.standard_normal((_SIDE, _SIDE)))
     fy, fx = np.fft.fftfreq(_SIDE)[:, None], np.fft.rfftfreq(_SIDE)[None]
     start = rng.uniform(0, np.pi)

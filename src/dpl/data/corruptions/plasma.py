@@ -21,7 +21,8 @@ def plasma(rngs: Rngs, side: int, decay: float) -> Floats:
         _fill(clouds, noise * np.float32(amplitude), step)
         step, amplitude = step // 2, amplitude / decay**2
     clouds -= clouds.min(axis=(1, 2), keepdims=True)
-    return clouds / clouds.max(axis=(1, 2), keepdims=True)
+    clouds /= clouds.max(axis=(1, 2), keepdims=True)
+    return clouds
 
 
 def _fill(clouds: Floats, noise: Floats, step: int) -> None:

@@ -56,7 +56,7 @@ def _water(liquid: Floats, amount: float) -> Floats:
     relief = np.clip(ndimage.correlate(level, _EMBOSS[None], mode="mirror"), 0, 255)
     light = bytes_ * np.rint(ndimage.uniform_filter(relief, **box))
     brightest = light.max(axis=(1, 2), keepdims=True)
-    return (amount * light / np.maximum(brightest, 1)).astype(np.float32)
+    return np.asarray(amount * light / np.maximum(brightest, 1), dtype=np.float32)
 
 
 def _distance(edge: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -73,7 +73,7 @@ def _equalize(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if lowest == image.size:
         return image
     levels = np.rint((counts.cumsum() - lowest) * (255 / (image.size - lowest)))
-    return np.clip(levels, 0, 255).astype(np.uint8)[image]
+    return np.asarray(np.clip(levels, 0, 255), dtype=np.uint8)[image]
 
 
 def edges(images: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -47,7 +47,7 @@ def corrupt_arrays(
     check_images(images)
     repeated = _five_times(np.asarray(labels), len(images))
     folder = Path(target)
-    checksum = zlib.crc32(np.ascontiguousarray(images))
+    checksum = zlib.crc32(np.ascontiguousarray(images).data)
     keep_record(folder, {"seed": seed, "constants": constants, "images_crc32": checksum})
     with renamed_when_whole(folder / "labels.npy") as temporary, temporary.open("wb") as file:
         np.save(file, repeated, allow_pickle=False)

@@ -31,7 +31,8 @@ def snow(
     layer = np.rint(smear(layer, radius, sigma, uniform(rngs, -135, -45, ())))
     pixels = images.astype(np.float32)
     whitened = np.maximum(pixels, (pixels @ GREY)[..., None] * 1.5 + 127.5)
-    return keep * pixels + (1 - keep) * whitened + layer + layer[:, ::-1, ::-1]
+    result: Floats = keep * pixels + (1 - keep) * whitened + layer + layer[:, ::-1, ::-1]
+    return result
 
 
 def frost(images: Images, rngs: Rngs, keep: float, weight: float, shrink: float) -> Floats:
@@ -49,7 +50,8 @@ def fog(images: Images, rngs: Rngs, thickness: float, decay: float) -> Floats:
     height, width = images.shape[1:3]
     clouds = plasma(rngs, max(height, width), decay)[:, :height, :width, None]
     brightest = images.max(axis=(1, 2, 3), keepdims=True).astype(np.float32)
-    return (images + 255 * thickness * clouds) * brightest / (brightest + 255 * thickness)
+    result: Floats = (images + 255 * thickness * clouds) * brightest / (brightest + 255 * thickness)
+    return result
 
 
 def brightness(images: Images, rngs: Rngs, shift: float) -> Floats:
@@ -57,4 +59,4 @@ def brightness(images: Images, rngs: Rngs, shift: float) -> Floats:
     pixels = images.astype(np.float32)
     value = pixels.max(axis=3, keepdims=True)
     raised = np.minimum(value + np.float32(255 * shift), 255)
-    return np.where(value > 0, pixels * (raised / np.maximum(value, 1)), raised)
+    return np.asarray(np.where(value > 0, pixels * (raised / np.maximum(value, 1)), raised))
