@@ -200,8 +200,8 @@ def make_imagenet_c(
     for number, corruption in enumerate(corruptions):
         for severity in severities:
             make_class_folders(
-                root / "ImageNet-C" / corruption / str(severity), classes, domain=number, per_class=per_class, size=size,
-                seed=seed, extension="JPEG", prefix="ILSVRC2012_val",
+                root / "ImageNet-C" / corruption / str(severity), classes, domain=number, per_class=per_class,
+                size=size, seed=seed, extension="JPEG", prefix="ILSVRC2012_val",
             )  # fmt: skip
     return root
 

@@ -67,7 +67,7 @@ def _read_list(path: Path) -> list[tuple[str, int]]:
             continue
         name, _, label = line.strip().rpartition(" ")
         image = PurePosixPath(name)
-        if not label.isdecimal() or len(image.parts) != 3 or ".." in image.parts:
+        if not label.isdecimal() or len(image.parts) != 3 or {"/", ".."} & set(image.parts):
             raise DataError(f"{path}, line {number}: {line.strip()!r}; expected '<domain>/<class>/<file> <label>'")
         entries.append((str(image), int(label)))
     if not entries:
