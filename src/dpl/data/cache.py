@@ -69,7 +69,7 @@ def _failures_if_sound(path: Path) -> dict[int, str] | None:
         failed = {int(row): str(reason) for row, reason in noted["failed"].items()}
         with path.open("rb") as stream:
             sound = path.stat().st_size == noted["bytes"] and _checksum(stream, failed) == noted["checksum"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         sound = False
