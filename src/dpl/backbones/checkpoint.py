@@ -69,7 +69,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except Exception as error:  # as below
-        raise DataError(f"{path} is truncated or damaged ({error}); fetch it again.") from error
+        raise DataError(f"{path} is truncated, damaged or no checkpoint ({error}); fetch it again.") from error
 
 
 def _read_torch(path: Path) -> Any:
@@ -82,7 +82,8 @@ def _read_torch(path: Path) -> Any:
 def _why_refused(error: Exception) -> str:
     message = str(error)
     if type(error).__name__ != "UnpicklingError" and "weights_only" not in message:
-        return f"is truncated or damaged ({message.splitlines()[0] if message else 'it ends early'}); fetch it again."
+        detail = message.splitlines()[0] if message else "it ends early"
+        return f"is truncated, damaged or no checkpoint ({detail}); fetch it again."
     culprit = re.search(r"GLOBAL ([\w.]+)", message)
     return (
         f"holds more than tensors{f' ({culprit[1]})' if culprit else ''}, and files are never allowed to run code; "

@@ -127,7 +127,7 @@ def _advice(report: LoadReport, file: Checkpoint, found: _Tensors, expected: _Te
         return f"The head differs: use num_classes={classes}, or strict=False to keep the network's own head."
     if file.ordered and _agree_in_order(file.tensors, expected):
         return "Names differ, but shapes agree in order: by_position=True loads it."
-    if report.loaded * 2 > len(expected):
+    if report.loaded >= 0.8 * len(expected):
         return "Most of it fits: strict=False loads that part and reports the rest."
     return "It comes from another architecture: create the network under the name that was trained."
 
