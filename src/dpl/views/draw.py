@@ -1,0 +1,47 @@
+"""Random factors for a batch of images, and views whose draws are seeded by the caller."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["Draw", "View", "seeded"]
+
+View = Callable[[Tensor], Tensor]
+
+
+def seeded(view: View, seed: int) -> View:
+    """Return `view` with its draws fixed by `seed`; torch's global generators are as before when it returns.
+
+    A method writes `seeded(self.augment, self.random.fresh_seed())(images)`: the seed comes from its own generator,
+    so that views are repeatable, saved with the method's state, and nobody else's random numbers change.
+    """
+
+    def view_with_seed(images: Tensor) -> Tensor:
+        kind = images.device.type
+        if kind == "cpu":
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)
+                return view(images)
+        with torch.random.fork_rng(devices=[images.device], device_type=kind), images.device:
+            torch.default_generator.manual_seed(seed)
+            torch.get_device_module(kind).manual_seed(seed)
+            return view(images)
+
+    return view_with_seed
+
+
+class Draw:
+    """Draws one factor for each image, or one for the whole batch, from torch's global generator."""
+
+    def __init__(self, images: Tensor, *, per_sample: bool) -> None:
+        self.count = len(images) if per_sample else 1
+        self.device, self.dtype = images.device, images.dtype
+
+    def uniform(self, low: float, high: float) -> Tensor:
+        """Return factors [B or 1, 1, 1, 1] between `low` and `high`."""
+        return low + (high - low) * torch.rand(self.count, 1, 1, 1, device=self.device, dtype=self.dtype)
+
+    def chance(self, probability: float) -> Tensor:
+        """Return coin tosses [B or 1, 1, 1, 1] that are true with `probability`."""
+        return torch.rand(self.count, 1, 1, 1, device=self.device) < probability

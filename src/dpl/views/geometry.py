@@ -1,0 +1,109 @@
+"""Crops, turns, shifts, flips and zooms of image batches by one bilinear sampling, and blur.
+
+A view that pads, warps and crops back only ever looks at a part of the padding; sampling the original image with
+the matching rule for what lies outside gives the same pixels without computing the other three quarters.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpl.views.draw import Draw
+
+__all__ = ["Places", "blur", "centred", "random_resized_crop", "sample", "wander", "zoomed_crop"]
+
+
+@dataclass
+class Places:
+    """Where each output pixel is looked up: columns and rows [B or 1, H, W], counted from the first pixel."""
+
+    x: Tensor
+    y: Tensor
+
+    def flip(self, chosen: Tensor) -> "Places":
+        """Mirror the chosen images ([B or 1, 1, 1, 1]) from left to right."""
+        chosen = chosen[:, 0]
+        return Places(torch.where(chosen, self.x.flip(-1), self.x), torch.where(chosen, self.y.flip(-1), self.y))
+
+
+def centred(images: Tensor, margin: int = 0) -> Places:
+    """Return each pixel's own place, with `margin` more pixels on each side."""
+    height, width = images.shape[-2:]
+    x = torch.arange(-margin, width + margin, device=images.device, dtype=images.dtype)
+    y = torch.arange(-margin, height + margin, device=images.device, dtype=images.dtype)
+    return Places(x.view(1, 1, -1), y.view(1, -1, 1))
+
+
+def wander(
+    images: Tensor, draw: Draw, *, degrees: float, shift: float, scale: tuple[float, float], margin: int
+) -> Places:
+    """Turn, scale and shift (by whole pixels, up to `shift` of a side) about the centre, as RandomAffine does."""
+    height, width = images.shape[-2:]
+    angle = torch.deg2rad(draw.uniform(-degrees, degrees))[:, 0]
+    size = draw.uniform(*scale)[:, 0]
+    right = draw.uniform(-shift * width, shift * width)[:, 0].round()
+    down = draw.uniform(-shift * height, shift * height)[:, 0].round()
+    grid, middle_x, middle_y = centred(images, margin), (width - 1) / 2, (height - 1) / 2
+    x, y = grid.x - middle_x - right, grid.y - middle_y - down
+    cos, sin = angle.cos() / size, angle.sin() / size
+    return Places(cos * x + sin * y + middle_x, cos * y - sin * x + middle_y)
+
+
+def zoomed_crop(images: Tensor, draw: Draw, zoom: float) -> Places:
+    """Enlarge by `zoom` and crop a part of the original size at random."""
+    places = []
+    grid = centred(images)
+    for axis, side in ((grid.x, images.shape[-1]), (grid.y, images.shape[-2])):
+        enlarged = max(side, round(side * zoom))
+        offset = (draw.uniform(0, 1)[:, 0] * (enlarged - side + 1)).floor()
+        places.append(((axis + offset + 0.5) * (side / enlarged) - 0.5).clamp(0, side - 1))
+    return Places(*places)
+
+
+def random_resized_crop(images: Tensor, draw: Draw, smallest: float, attempts: int = 10) -> Places:
+    """Crop an area from `smallest` to all of the image, with an aspect from 3:4 to 4:3, and enlarge it to full size."""
+    height, width = images.shape[-2:]
+    shape = (draw.count, attempts)
+    area = height * width * torch.empty(shape, device=draw.device, dtype=draw.dtype).uniform_(smallest, 1)
+    aspect = torch.empty_like(area).uniform_(math.log(3 / 4), math.log(4 / 3)).exp()
+    wide, high = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
+    fits = (wide >= 1) & (wide <= width) & (high >= 1) & (high <= height)
+    first = fits.float().argmax(dim=1, keepdim=True)  # the first attempt that fits
+    found = fits.any(dim=1, keepdim=True)
+    wide = torch.where(found, wide.gather(1, first), width)[..., None]
+    high = torch.where(found, high.gather(1, first), height)[..., None]
+    left = (draw.uniform(0, 1)[:, 0] * (width - wide + 1)).floor()
+    top = (draw.uniform(0, 1)[:, 0] * (height - high + 1)).floor()
+    grid = centred(images)
+    x = left + _inside((grid.x + 0.5) * (wide / width) - 0.5, wide)
+    y = top + _inside((grid.y + 0.5) * (high / height) - 0.5, high)
+    return Places(x, y)
+
+
+def sample(images: Tensor, places: Places, outside: Literal["border", "reflection"] = "border") -> Tensor:
+    """Look the places up by bilinear interpolation; outside the image its border, or its mirror image, goes on."""
+    height, width = images.shape[-2:]
+    size = (len(images), places.y.shape[1], places.x.shape[2])
+    x, y = 2 * places.x / max(width - 1, 1) - 1, 2 * places.y / max(height - 1, 1) - 1
+    grid = torch.stack([x.expand(size), y.expand(size)], dim=-1)
+    return F.grid_sample(images, grid, "bilinear", outside, align_corners=True)
+
+
+def blur(images: Tensor, sigma: Tensor, radius: int) -> Tensor:
+    """Convolve with a Gaussian of one `sigma` for each image; the result is `radius` smaller on each side."""
+    batch, channels, height, width = images.shape
+    steps = torch.arange(-radius, radius + 1, device=images.device, dtype=images.dtype)
+    kernel = torch.exp(-0.5 * (steps / sigma.view(-1, 1)) ** 2)
+    kernel = (kernel / kernel.sum(dim=1, keepdim=True)).expand(batch, -1).repeat_interleave(channels, dim=0)
+    maps = images.reshape(1, batch * channels, height, width)
+    maps = F.conv2d(maps, kernel[:, None, :, None], groups=batch * channels)
+    maps = F.conv2d(maps, kernel[:, None, None, :], groups=batch * channels)
+    return maps.view(batch, channels, height - 2 * radius, width - 2 * radius)
+
+
+def _inside(place: Tensor, size: Tensor) -> Tensor:
+    return torch.minimum(place.clamp(min=0), size - 1)
