@@ -1,0 +1,1 @@
+"""Benchmarks: experiments as records, run, stored and tabulated."""

@@ -1,0 +1,56 @@
+"""The `dpl` command. Each sub-command is a module of this package with `add_arguments(parser)` and `run(args)`."""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from dpl import __version__
+from dpl.errors import DplError
+
+__all__ = ["main"]
+
+# Sub-command: what it is for. The module is imported only when its command is used or its help asked for.
+COMMANDS = {
+    "demo": "show adaptation at work on real images, offline",
+    "adapt": "predict a folder of images with a model that adapts to them",
+    "list": "list the methods, or the settings of one",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code (2 for a wrong name, path or value)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(words[0] if words and words[0] in COMMANDS else None)
+    args = parser.parse_args(words)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    try:
+        module = importlib.import_module(f"dpl.cli.{args.command}")
+        return int(module.run(args) or 0)
+    except DplError as error:
+        print(f"dpl {args.command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(f"dpl {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"dpl {args.command}: interrupted; what was finished is kept", file=sys.stderr)
+        return 130
+
+
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dpl", description="Reliable test-time adaptation of image classifiers.")
+    parser.add_argument("--version", action="version", version=f"dpl {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, purpose in COMMANDS.items():
+        command = commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
+        command.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+        if name == chosen:
+            importlib.import_module(f"dpl.cli.{name}").add_arguments(command)
+    return parser
