@@ -77,6 +77,10 @@ def test_hidden_and_system_folders_do_not_count(tmp_path):
     assert open_folder(folder).classes == ("cat", "dog")
 
 
+def test_a_class_may_begin_with_an_underscore(tmp_path):
+    assert open_folder(make_folder(tmp_path, classes=("_none_", "cat"))).classes == ("_none_", "cat")
+
+
 def test_own_images_are_read_as_seen(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -70,10 +70,15 @@ def existing_folder(path: str | os.PathLike[str]) -> Path:
 def sub_folders(folder: Path) -> list[str]:
     """Return the names of the visible sub-folders: sorted as text, or as numbers where all are numbers."""
     try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] not in "._"]
+        names = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not _is_litter(entry.name)]
     except OSError as error:
         raise DataError(f"{folder}: cannot be listed ({error.strerror}); expected a folder") from error
     return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
+
+
+def _is_litter(name: str) -> bool:
+    """Hidden folders, and the one that macOS puts into its archives."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def labelled_files(
