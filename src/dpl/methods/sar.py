@@ -1,0 +1,133 @@
+"""SAR: sharpness-aware entropy minimisation on reliable samples, with recovery from collapse.
+
+Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023.
+
+    L(theta) = mean over {i : H_i < E0} of H_i,  E0 = 0.4 ln C                                    (Eq. 2)
+    eps      = rho grad L / |grad L|;  step along the gradient of L at theta + eps, where of the reliable only
+               those count that still are                                                         (Eq. 3, 4)
+    moving average of that loss < e_m: return to the source                                       (Section 4)
+
+Updates: affine parameters of normalisation layers below the top (`top`), with batch statistics. Needs: such layers.
+Output: the first pass's, from before the update. e_m = 0.2 is meant for 1000 classes; with ten, a good model's loss
+is often below it, and SAR keeps returning to the source. An added loss (`sar+dpl`) takes part in both passes, and its
+memory learns from the second alone. The learning rate is the RMT library's for CIFAR; for ImageNet it is 2.5e-4.
+Departures, undone by `authors`: a return to the source also forgets the momentum and the average ("rmt" keeps the
+momentum, as the RMT library does; "official" also keeps the low average, so that the next batches return as
+well), and a batch without a reliable sample changes nothing (in theirs the momentum still moves the weights). The
+modules named in `top` are looked for inside wrappers, and in no other place.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from dpl.methods.anchor import Anchor, restart
+from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.registry import register
+from dpl.methods.settings import GradientSettings, setting
+from dpl.methods.sharpness import ascended
+from dpl.methods.top_layers import TOP_LAYERS, below_top
+from dpl.objectives import entropy
+from dpl.objectives.selection import entropy_margin, masked_mean
+from dpl.surgery import Network
+
+__all__ = ["SAR", "SARSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SARSettings(GradientSettings, norm="batch", optimizer="sgd"):
+    """Settings of SAR."""
+
+    margin: float = setting(0.4, "E0 as a share of ln C: samples with less entropy are reliable", low=0)
+    rho: float = setting(0.05, "how far the sharpness-aware step looks", low=0)
+    recovery: float = setting(0.2, "e_m: with an average loss below it the source returns; 0: never", low=0)
+    momentum: float = setting(0.9, "share of the old average loss that stays", low=0, high=1)
+    top: tuple[str, ...] = setting(TOP_LAYERS, "modules whose parameters do not train")
+    authors: Literal["no", "rmt", "official"] = setting(
+        "no", "keep what the RMT library or the authors keep at a recovery", choices=("no", "rmt", "official")
+    )
+
+
+@register(
+    "sar",
+    paper="Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023",
+    updates="affine parameters of normalisation layers below the top",
+    passes="2 forward, 2 backward",
+)
+class SAR(GradientMethod[SARSettings]):
+    """Sharpness-aware and reliable entropy minimisation."""
+
+    settings_class = SARSettings
+    average: Tensor | None  # of the second pass's loss
+    anchor: Anchor
+
+    def __init__(self, network: Network, settings: SARSettings) -> None:
+        super().__init__(network, settings)
+        self.declare_part("anchor", Anchor(self.trainable))
+        self.declare(average=None)
+
+    def select(self) -> dict[str, Parameter]:
+        """Return the parameters below the top."""
+        return below_top(self.network.module, super().select(), self.settings.top)
+
+    def step(self, images: Tensor) -> Tensor:
+        """Predict, look uphill, step, recover if need be: `steps` times."""
+        for _ in range(self.settings.steps):
+            with torch.enable_grad():
+                logits = self._sharpness_aware_update(images)
+            self._recover()
+        return self.answer(images, logits)
+
+    def _sharpness_aware_update(self, images: Tensor) -> Tensor:
+        out = self.network(images)
+        own, reliable = self._reliable_loss(out.logits)
+        before = [term.state() for term in self.terms]
+        first = self.total(own, out)
+        with ascended(self.anchor.parameters, first.value, self.settings.rho):
+            again = self.network(images)
+            own, still = self._reliable_loss(again.logits, reliable)
+            for term, state in zip(self.terms, before, strict=True):
+                term.restore(state)  # one batch, one lesson
+            second = self.total(own, again)
+            self.optimizer.optimizer.zero_grad()
+            second.value.backward()  # type: ignore[no-untyped-call]
+        self._commit(second, first.value.detach())
+        self._follow(own.value.detach(), still)
+        self.facts |= {"reliable": reliable.float().mean(), "selected": still.float().mean()}
+        return out.logits
+
+    def _reliable_loss(self, logits: Tensor, among: Tensor | None = None) -> tuple[Objective, Tensor]:
+        """Eq. 2, over the reliable `among` given ones."""
+        entropies = entropy(logits)
+        reliable = entropies.detach() < entropy_margin(logits, self.settings.margin)
+        if among is not None:
+            reliable = reliable & among
+        return Objective(masked_mean(entropies, reliable), reliable.any()), reliable
+
+    def _commit(self, second: Objective, first: Tensor) -> None:
+        """Step along the second pass's gradient unless there is none worth it."""
+        active = second.value.detach().isfinite() & first.isfinite()
+        if second.active is not None and self.settings.authors == "no":
+            active = active & second.active
+        # Read on the host: whether to recover is decided there in any case, and the queue is at its end here.
+        updated = bool(active)
+        if updated:
+            self.optimizer.commit()
+        self.facts = {"loss": second.value.detach(), **second.facts, "updated": updated}
+
+    def _follow(self, loss: Tensor, selected: Tensor) -> None:
+        if bool(selected.any()):
+            momentum = self.settings.momentum
+            self.average = loss if self.average is None else momentum * self.average + (1 - momentum) * loss
+
+    def _recover(self) -> None:
+        """Return to the source if the loss has become suspiciously small."""
+        low = self.average is not None and bool(self.average < self.settings.recovery)
+        self.facts["recovered"] = low
+        if low:
+            restart(self, self.anchor, optimizer=self.settings.authors == "no")
+            if self.settings.authors != "official":
+                self.average = None
