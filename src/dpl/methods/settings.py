@@ -34,7 +34,11 @@ def setting(
 class Settings:
     """What every method can be told."""
 
-    norm: str | float = setting("running", "BatchNorm statistics: 'running', 'batch', or the batch's share in a blend")
+    norm: str | float = setting(
+        "running",
+        "BatchNorm statistics: 'running', 'batch', 'track' (the batch's, which also move the running ones), "
+        "or the batch's share in a blend",
+    )
     seed: int = setting(0, "seed of the method's own random generator", low=0)
 
     def __init_subclass__(cls, **defaults: Any) -> None:

@@ -81,10 +81,17 @@ class Blend:
 
 @dataclass(frozen=True)
 class Track:
-    """Batch statistics that also move the running ones, as in training."""
+    """Batch statistics that also move the running ones, as in training.
+
+    With `learning_only` they move where gradients are computed and stay in a pass that only predicts.
+    """
+
+    learning_only: bool = False
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise as in training mode."""
+        if self.learning_only and not torch.is_grad_enabled():
+            return Batch()(layer, forward, x, control)
         if _values_per_channel(x) < 2:
             return Running()(layer, forward, x, control)
         with _shadow(layer, training=True):
@@ -150,6 +157,9 @@ class NormControl:
             self.recorded[layer] = (mean.detach(), variance.detach())
 
 
+_NAMED: dict[str, Rule] = {"running": Running(), "batch": Batch(), "track": Track(learning_only=True)}
+
+
 def install(module: nn.Module) -> NormControl:
     """Make every BatchNorm layer below `module` follow one new control, and return it."""
     control = NormControl()
@@ -169,26 +179,34 @@ def uninstall(module: nn.Module) -> None:
 
 
 def parse_norm(norm: str | float) -> Rule:
-    """Return the rule for a `norm` setting: "running", "batch" or a share of batch statistics in 0..1."""
+    """Return the rule for a `norm` setting: "running", "batch", "track" or a share of batch statistics in 0..1."""
     if isinstance(norm, (int, float)) and not isinstance(norm, bool) and 0 <= norm <= 1:
         return Running() if norm == 0 else Batch() if norm == 1 else Blend(float(norm))
-    if norm in ("running", "batch"):
-        return Running() if norm == "running" else Batch()
+    if isinstance(norm, str) and norm in _NAMED:
+        return _NAMED[norm]
     raise SettingError(
-        f"norm={norm!r}: expected 'running' (source statistics), 'batch' (the batch's own) "
-        "or a number from 0 to 1 (the batch's share in a blend)"
+        f"norm={norm!r}: expected 'running' (source statistics), 'batch' (the batch's own), 'track' (the batch's, "
+        "which also move the running ones) or a number from 0 to 1 (the batch's share in a blend)"
     )
 
 
-def normalise(layer: _BatchNorm, forward: Forward, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Run `forward` with given statistics, differentiable in them.
+def normalise(
+    layer: _BatchNorm,
+    forward: Forward,
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    affine: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Run `forward` with given statistics (and another scale and shift than the layer's), differentiable in them.
 
     The statistics are folded into the affine parameters, whose gradients the fused kernel does compute.
     """
+    weight, bias = (layer.weight, layer.bias) if affine is None else affine
     scale = torch.rsqrt(variance + layer.eps)
-    if layer.weight is not None:
-        scale = scale * layer.weight
-    shift = -mean * scale if layer.bias is None else layer.bias - mean * scale
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
     zero, one = torch.zeros_like(mean), torch.full_like(mean, 1 - layer.eps)
     with _shadow(layer, training=False, weight=scale, bias=shift, running_mean=zero, running_var=one):
         return forward(x)
