@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpl.errors import InputError
 
-__all__ = ["ema_update", "restore_randomly"]
+__all__ = ["ema_update", "restore_randomly", "share_frozen"]
 
 
 @torch.no_grad()
@@ -40,3 +40,11 @@ def restore_randomly(
     mask = torch.empty(sum(sizes), device=parameters[0].device).bernoulli_(rate, generator=generator)
     masks = [part.view_as(p).to(p.dtype) for part, p in zip(mask.split(sizes), parameters, strict=True)]  # type: ignore[no-untyped-call]
     torch._foreach_lerp_(list(parameters), list(source), masks)
+
+
+def share_frozen(teacher: nn.Module, student: nn.Module) -> None:
+    """Let a copy of a network use the student's own frozen parameters: only what trains exists twice."""
+    for own, other in zip(teacher.modules(), student.modules(), strict=True):
+        for name, parameter in other._parameters.items():
+            if parameter is not None and not parameter.requires_grad:
+                own._parameters[name] = parameter
