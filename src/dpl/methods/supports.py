@@ -1,0 +1,99 @@
+"""The support set that T3A, TAST and TSD carry: starts as the classifier's rows, keeps the surest samples."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpl.errors import SettingError
+from dpl.memory.supports import (
+    drop_worst_supports,
+    insert_supports,
+    nearest_supports,
+    support_means,
+    support_sums,
+    widen_supports,
+)
+from dpl.methods.settings import Settings, setting
+from dpl.methods.state import Stateful
+from dpl.objectives import entropy
+from dpl.objectives.precision import at_least_float32
+from dpl.surgery import Network, Pass
+
+__all__ = ["SupportSet", "SupportSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupportSettings(Settings):
+    """Settings of every method with a support set of features."""
+
+    filter_k: int = setting(
+        20, "K: supports of lowest entropy kept for each class; -1: all, as far as `capacity` allows", low=-1
+    )
+    capacity: int = setting(
+        50_000, "most supports in all when filter_k is -1, shared evenly by the classes: state stays bounded", low=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.filter_k == 0:
+            raise SettingError("filter_k=0: expected a whole number of at least 1, or -1 to keep all supports")
+
+
+class SupportSet(Stateful):
+    """Features by pseudo-label, the `filter_k` of lowest entropy for each class; what leaves is gone for good."""
+
+    features: Tensor  # [C, K, d]
+    entropies: Tensor  # [C, K], infinity for an empty place
+
+    def __init__(self, network: Network, settings: SupportSettings) -> None:
+        super().__init__()
+        keep_all = settings.filter_k == -1
+        self.places = max(1, settings.capacity // network.classes) if keep_all else settings.filter_k
+        with torch.no_grad():
+            rows = at_least_float32(network.prototypes.detach())
+            logits = network.classifier(network.prototypes)
+        # Only what is needed at first: a row's own class need not be the one that the classifier gives it.
+        most = int(torch.bincount(logits.argmax(dim=1)).max())
+        features = rows.new_zeros(network.classes, min(self.places, most), rows.shape[1])
+        self.declare(features=features, entropies=torch.full_like(features[:, :, 0], torch.inf))
+        self._insert(rows, logits)
+
+    def add(self, out: Pass) -> Tensor:
+        """Let the samples of a pass enter under their arg-max; return which did."""
+        width = self.entropies.shape[1]
+        if width < self.places:  # grow with the stream; doubling keeps the copying in proportion to it
+            width = min(self.places, max(width + len(out.logits), 2 * width))
+            self.features, self.entropies = widen_supports(self.features, self.entropies, width)
+        return self._insert(out.z.detach(), out.logits.detach())
+
+    @torch.no_grad()
+    def _insert(self, features: Tensor, logits: Tensor) -> Tensor:
+        return insert_supports(self.features, self.entropies, features, logits.argmax(dim=1), entropy(logits))
+
+    def drop_worst(self) -> None:
+        """Remove the support of highest entropy from every class."""
+        self.entropies = drop_worst_supports(self.entropies)
+
+    @property
+    def size(self) -> Tensor:
+        """How many supports there are, as a 0-d tensor."""
+        return (self.entropies < torch.inf).sum()
+
+    @torch.no_grad()
+    def sums(self) -> Tensor:
+        """Return the sum of each class's normalised supports, [C, d]."""
+        return support_sums(self.features, self.entropies)
+
+    @torch.no_grad()
+    def means(self) -> tuple[Tensor, Tensor]:
+        """Return the mean of each class's supports, [C, d], and which classes have any, [C]."""
+        present = (self.entropies < torch.inf).any(dim=1)
+        return support_means(self.features, self.entropies), present
+
+    @torch.no_grad()
+    def nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k most similar supports of each query, [B, k, d], and which of them exist, [B, k]."""
+        rows = self.features.flatten(0, 1)
+        index, found = nearest_supports(queries, rows, k, (self.entropies < torch.inf).flatten())
+        return at_least_float32(rows[index]), found

@@ -1,0 +1,160 @@
+"""TAST: label a sample by its neighbours among the supports, in the spaces of small heads trained on the stream.
+
+Jang, Chung and Chung, Test-Time Adaptation via Self-Training with Nearest Neighbor Information, ICLR 2023.
+
+    S   = the supports of T3A; N(x) = the k supports nearest to z(x) by cosine
+    h_e = g_e * (W (a_e * z)) + b_e, e = 1..E: a batch-ensemble head from d to d/4, drawn at random
+    m_ec = h_e of class c's mean support,     p_e(c | v) = softmax_c(tau cos(h_e(v), m_ec))
+    target_e(x) = mean over N(x) of the one-hot arg-max of p_e,     L = sum_e KL(target_e(x) || p_e(x)) / (B C)
+    answer(x) = mean over e and N(x) of p_e
+
+Updates: the head (Adam) and the support set; the network is frozen, with the source's BatchNorm statistics. Needs: a
+linear classifier. Output: log answer, so that softmax gives back the probabilities that the authors return; the batch
+enters the supports first, the answer is from before the last update of the head. `predict` answers with the supports
+and the head as they are. The authors choose E in 1, 5, 10, 20, K as in T3A, steps in 1, 3 and k in 1, 2, 4, 8 on source
+validation data; the defaults are from the middle of these.
+
+The head is affine, so the mean of a class's projected supports is the projection of their mean: C rows are projected
+instead of all supports, and of these only the neighbours. Departures: `reset` brings back the same random head (theirs
+draws a new one); fewer supports than k are no error; filter_k=-1 is bounded by `capacity`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpl.methods.base import Method
+from dpl.methods.optimizer import NamedOptimizer
+from dpl.methods.random import Random
+from dpl.methods.registry import register
+from dpl.methods.settings import OptimizerFactory, setting
+from dpl.methods.supports import SupportSet, SupportSettings
+from dpl.objectives.precision import at_least_float32, full_precision
+from dpl.surgery import Network
+
+__all__ = ["TAST", "EnsembleHead", "TASTSettings", "centroid_logits", "mean_divergence", "vote"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TASTSettings(SupportSettings):
+    """Settings of TAST."""
+
+    lr: float = setting(1e-3, "learning rate of the head", low=0)
+    optimizer: str | OptimizerFactory = setting("adam", "optimizer of the head, as for gradient methods")
+    steps: int = setting(1, "updates for each batch", low=1)
+    members: int = setting(5, "E: members of the ensemble", low=1)
+    neighbours: int = setting(4, "k: supports that vote for a sample; at most filter_k", low=1)
+    scale: float = setting(10.0, "tau: factor of the cosine similarities", low=0)
+
+
+class EnsembleHead(nn.Module):
+    """E linear maps from d to d/4 that share a matrix and differ in the scales before and after it."""
+
+    def __init__(self, width: int, members: int, random: Random, dtype: torch.dtype) -> None:
+        super().__init__()
+        narrow = max(1, width // 4)
+
+        def drawn(*shape: int) -> nn.Parameter:
+            values = torch.empty(shape, device=random.generator.device, dtype=dtype)
+            return nn.Parameter(nn.init.kaiming_normal_(values, generator=random.generator))
+
+        self.weight = drawn(narrow, width)
+        self.scale_in = drawn(members, width)
+        self.scale_out = drawn(members, narrow)
+        self.bias = nn.Parameter(torch.zeros_like(self.scale_out))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Project [n, d] to [E, n, d/4]."""
+        shared = F.linear(features * self.scale_in[:, None], self.weight)
+        return shared * self.scale_out[:, None] + self.bias[:, None]
+
+
+@register(
+    "tast",
+    paper="Jang et al., Test-Time Adaptation via Self-Training with Nearest Neighbor Information, ICLR 2023",
+    updates="a small ensemble head and a support set of features; no weights of the network",
+    passes="1 forward; forward and backward of the head only",
+    needs_classifier=True,
+)
+class TAST(Method[TASTSettings]):
+    """Nearest neighbours vote in the spaces of an ensemble head."""
+
+    settings_class = TASTSettings
+    supports: SupportSet
+    head: EnsembleHead
+
+    def __init__(self, network: Network, settings: TASTSettings) -> None:
+        super().__init__(network, settings)
+        self.declare_part("supports", SupportSet(network, settings))
+        features = self.supports.features
+        self.declare_module("head", EnsembleHead(features.shape[2], settings.members, self.random, features.dtype))
+        parameters = {f"head.{name}": parameter for name, parameter in self.head.named_parameters()}
+        self.optimizer = NamedOptimizer(parameters, settings.optimizer, settings.lr)
+
+    @property
+    def optimizers(self) -> dict[str, NamedOptimizer]:
+        """The head's optimizer."""
+        return {"optimizer": self.optimizer}
+
+    def step(self, images: Tensor) -> Tensor:
+        """Add the batch to the supports, let the neighbours vote, teach the head their vote."""
+        with torch.no_grad():
+            out = self.network(images)
+        self.supports.add(out)
+        neighbours, found = self._neighbours(out.z)
+        centres = self.supports.means()
+        for _ in range(self.settings.steps):
+            with torch.no_grad():
+                targets, answer = self._vote(neighbours, found, centres)
+            with torch.enable_grad():
+                logits = centroid_logits(out.z, *centres, self.head, self.settings.scale)
+                loss = self.settings.members * mean_divergence(logits, targets)
+                updated = self.optimizer.step(loss, loss.detach().isfinite())
+        self.facts = {"loss": loss.detach(), "updated": updated, "supports": self.supports.size}
+        return answer.log().to(out.logits.dtype)
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Answer with the supports and the head as they are."""
+        out = self.network(images)
+        _, answer = self._vote(*self._neighbours(out.z), self.supports.means())
+        return answer.log().to(out.logits.dtype)
+
+    def _neighbours(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the supports that vote, [B, k, d]; with filter_k=-1 no more than a class has on average."""
+        k = min(self.settings.neighbours, self.supports.places)
+        neighbours, found = self.supports.nearest(features, k)
+        if self.settings.filter_k == -1:
+            average = (self.supports.size // self.network.classes).clamp(min=1)
+            found = found & (torch.arange(found.shape[1], device=found.device) < average)
+        return neighbours, found
+
+    def _vote(self, neighbours: Tensor, found: Tensor, centres: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        logits = centroid_logits(neighbours.flatten(0, 1), *centres, self.head, self.settings.scale)
+        targets, answers = vote(logits.view(len(logits), *found.shape, -1), found)  # [E, B, k, C] -> [E, B, C]
+        return targets, answers.mean(dim=0)
+
+
+@full_precision
+def centroid_logits(features: Tensor, means: Tensor, present: Tensor, head: EnsembleHead, scale: float) -> Tensor:
+    """Return tau cos(h_e(v), m_ec) for the rows v of `features`, [E, n, C]; 0 for a class without supports."""
+    projected = head(torch.cat([features, means.to(features.dtype)]).to(head.weight.dtype))
+    projected = F.normalize(at_least_float32(projected), dim=-1)
+    points, centroids = projected[:, : len(features)], projected[:, len(features) :] * present[:, None]
+    return scale * points @ centroids.mT
+
+
+@full_precision
+def mean_divergence(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return KL(target || softmax), averaged over samples and classes as the authors do."""
+    return (torch.xlogy(targets, targets) - targets * logits.log_softmax(dim=-1)).mean()
+
+
+def vote(logits: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+    """Average the neighbours' one-hot arg-max and their softmax, [..., B, k, C] -> two of [..., B, C]."""
+    weight = found[..., None].to(logits.dtype)  # [B, k, 1]
+    weight = weight / weight.sum(dim=-2, keepdim=True).clamp(min=1)
+    hard = F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
+    return (hard * weight).sum(dim=-2), (logits.softmax(dim=-1) * weight).sum(dim=-2)
