@@ -1,0 +1,188 @@
+"""AdaContrast: contrast with a momentum encoder and learn pseudo-labels that neighbours voted for, online.
+
+Chen et al., Contrastive Test-Time Adaptation, CVPR 2022; as the one-pass method of the RMT library (Döbler et al.),
+which is what the DPL paper compares with. For a weak view w and two strong views q, k of each image:
+
+    y = argmax p(w), once enough samples are known of the mean p of the 10 nearest features in a bank instead
+    L = CE(p(q), y) + InfoNCE(f(q), f'(k), queue without entries of class y; tau) - H(mean of p(q) over the batch)
+
+f' is the momentum encoder f' <- m f' + (1 - m) f, moved before it sees k. Its features of k enter the queue, its
+features and probabilities of w the bank.
+
+Updates: all parameters; BatchNorm uses the batch's statistics while learning and moves the running ones. Needs: a
+linear classifier. Output: the image itself, after the update, with the running statistics.
+Departures from the authors' code: (1) they write the new labels into the queue before the loss, so that the oldest
+entries are masked by labels of other samples; (2) their bank, once full, first overwrites its newest entries, not
+its oldest. Both are right here; `authors=True` does as they do. (3) The bank holds exactly `queue_size` samples, theirs
+up to a batch more. (4) No dropout. (5) Parameters of any name train, theirs only those called weight or bias.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpl.memory.queue import neighbour_vote, write_ring
+from dpl.memory.teacher import ema_update
+from dpl.methods.base import Fact, GradientMethod, Objective
+from dpl.methods.optimizer import NamedOptimizer
+from dpl.methods.registry import register
+from dpl.methods.settings import GradientSettings, setting
+from dpl.objectives import marginal_entropy
+from dpl.objectives.contrastive import class_aware_info_nce
+from dpl.surgery import Network, Pass
+from dpl.surgery.norm import Track
+from dpl.views import adacontrast_strong_view, adacontrast_weak_view, seeded
+
+__all__ = ["AdaContrast", "AdaContrastSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaContrastSettings(
+    GradientSettings, lr=2e-4, optimizer="nesterov", weight_decay=1e-4, scope="all", output="after"
+):
+    """Settings of AdaContrast."""
+
+    temperature: float = setting(0.07, "tau of the contrast with the queue", low=1e-4)
+    momentum: float = setting(0.999, "share of the momentum encoder that stays at each step", low=0, high=1)
+    queue_size: int = setting(16384, "samples in the queue and in the bank of neighbours", low=1)
+    neighbours: int = setting(10, "neighbours that vote for a pseudo-label", low=1)
+    refine_after: int = setting(1024, "samples after which neighbours vote", low=1)
+    label_weight: float = setting(1.0, "weight of the cross-entropy", low=0)
+    contrast_weight: float = setting(1.0, "weight of the contrast with the queue", low=0)
+    diversity_weight: float = setting(1.0, "weight of the entropy of the mean prediction", low=0)
+    head_lr_factor: float = setting(
+        1.0,
+        "learning rate of the classifier, and of a bottleneck before it, over the rest's (DomainNet-126: 10)",
+        low=0,
+    )
+    weak: Callable[[Tensor], Tensor] | None = setting(None, "weak view of a batch; the authors' when not given")
+    strong: Callable[[Tensor], Tensor] | None = setting(None, "strong view of a batch; the authors' when not given")
+    authors: bool = setting(
+        False, "queue labels before the loss and the bank's first overwrite as in the authors' code"
+    )
+
+
+@register(
+    "adacontrast",
+    paper="Chen et al., Contrastive Test-Time Adaptation, CVPR 2022 (online, as in the RMT library)",
+    updates="all parameters and running statistics",
+    passes="5 forward, 1 backward",
+    needs_classifier=True,
+    views=True,
+)
+class AdaContrast(GradientMethod[AdaContrastSettings]):
+    """Pseudo-labels, contrast and diversity."""
+
+    settings_class = AdaContrastSettings
+    teacher: nn.Module
+    seen: int  # samples, counted until neighbours vote
+    queue: Tensor  # [K, d], unit vectors
+    queue_labels: Tensor  # [K]
+    queue_next: int
+    bank: Tensor  # [K, d], unit vectors; the first `bank_filled` rows are in use
+    bank_probabilities: Tensor  # [K, C]
+    bank_next: int
+    bank_filled: int
+
+    def __init__(self, network: Network, settings: AdaContrastSettings) -> None:
+        super().__init__(network, settings)
+        self.weak, self.strong = settings.weak or adacontrast_weak_view(), settings.strong or adacontrast_strong_view()
+        self.momentum_encoder = Network(network.module, classifier=network.classifier_name)
+        self.momentum_encoder.module.requires_grad_(False)
+        # Its running statistics are only used where a batch has none; they follow the stream for that.
+        self.momentum_encoder.norm.rule = Track()
+        self.declare_module("teacher", self.momentum_encoder.module)
+        size, width, like = settings.queue_size, network.classifier.in_features, network.prototypes.detach()
+        noise = torch.randn(size, width, generator=self.random.generator, dtype=like.dtype, device=like.device)
+        labels = self.random.integers(network.classes, size)
+        self.declare(queue=F.normalize(noise, dim=1), queue_labels=labels, queue_next=0, seen=0)
+        empty, uncertain = like.new_zeros(size, width), like.new_zeros(size, network.classes)
+        self.declare(bank=empty, bank_probabilities=uncertain, bank_next=0, bank_filled=0)
+
+    def make_optimizer(self, parameters: dict[str, nn.Parameter]) -> NamedOptimizer:
+        """Return the optimizer, with a learning rate of its own for the head."""
+        names = self._head()
+        head = {name: p for name, p in parameters.items() if name in names}
+        body = {name: p for name, p in parameters.items() if name not in names}
+        if self.settings.head_lr_factor == 1 or not body or not head:
+            return super().make_optimizer(parameters)
+        named = super().make_optimizer(body | head)
+        named.optimizer.param_groups[0]["params"] = list(body.values())
+        own = {"params": list(head.values()), "lr": self.settings.lr * self.settings.head_lr_factor}
+        named.optimizer.add_param_group(own)
+        return named
+
+    def _head(self) -> set[str]:
+        """Return the names of the classifier's parameters and of a bottleneck's, which a BatchNorm1d gives away."""
+        modules = dict(self.network.module.named_modules())
+        owners = {self.network.classifier_name or ""}
+        if any(isinstance(layer, nn.BatchNorm1d) for layer in modules.values()):
+            owners |= {name for name, layer in modules.items() if isinstance(layer, (nn.Linear, nn.BatchNorm1d))}
+        return {f"{owner}.{name}" for owner in owners for name, _ in modules[owner].named_parameters()}
+
+    def step(self, images: Tensor) -> Tensor:
+        """Learn from three views, then predict the images themselves."""
+        earlier = self.predict(images) if self.settings.output == "before" else None
+        for _ in range(self.settings.steps):
+            weak = seeded(self.weak, self.random.fresh_seed())(images)
+            query, key = (seeded(self.strong, self.random.fresh_seed())(images) for _ in range(2))
+            with self.network.norm.using(Track()):
+                labels = self.pseudo_labels(weak)
+                with torch.enable_grad():
+                    out = self.network(query)
+                    self.learn(out, self.keys(key), labels)
+            self.remember(weak)
+        return self.predict(images) if earlier is None else earlier
+
+    @torch.no_grad()
+    def pseudo_labels(self, weak: Tensor) -> Tensor:
+        """Label by the network's own prediction at first, then by the vote of the nearest in the bank."""
+        out = self.network(weak)
+        if self.seen < self.settings.refine_after:
+            self.seen += len(weak)
+            return out.logits.argmax(dim=1)
+        known = slice(self.bank_filled)
+        votes = neighbour_vote(out.z, self.bank[known], self.bank_probabilities[known], self.settings.neighbours)
+        return votes.argmax(dim=1)
+
+    @torch.no_grad()
+    def keys(self, key: Tensor) -> Tensor:
+        """Move the momentum encoder and return its unit features."""
+        ema_update(self.teacher.parameters(), self.network.module.parameters(), self.settings.momentum)
+        return F.normalize(self.momentum_encoder(key).z, dim=1)
+
+    def learn(self, out: Pass, keys: Tensor, labels: Tensor) -> None:
+        """Take one step on the query pass and move the queue on."""
+        if self.settings.authors:
+            write_ring(self.queue_labels, labels, self.queue_next)
+        self.update(self.objective(out, keys, labels), out)
+        write_ring(self.queue_labels, labels, self.queue_next)
+        self.queue_next = write_ring(self.queue, keys, self.queue_next)
+
+    def objective(self, out: Pass, keys: Tensor, labels: Tensor) -> Objective:
+        """Weighted cross-entropy, contrast and diversity of the query pass."""
+        s = self.settings
+        fit = F.cross_entropy(out.logits, labels)
+        contrast = class_aware_info_nce(out.z, keys, labels, self.queue, self.queue_labels, s.temperature)
+        diversity = marginal_entropy(out.logits, eps=1e-8)
+        value = s.label_weight * fit + s.contrast_weight * contrast - s.diversity_weight * diversity
+        facts: dict[str, Fact] = {
+            "fit": fit.detach(),
+            "queue_contrast": contrast.detach(),
+            "diversity": diversity.detach(),
+        }
+        return Objective(value, None, facts)
+
+    @torch.no_grad()
+    def remember(self, weak: Tensor) -> None:
+        """Put the momentum encoder's view of the weak images into the bank."""
+        out = self.momentum_encoder(weak)
+        size, was_filled = len(self.bank), self.bank_filled
+        write_ring(self.bank_probabilities, out.probabilities, self.bank_next)
+        self.bank_next = write_ring(self.bank, F.normalize(out.z, dim=1), self.bank_next)
+        self.bank_filled = min(was_filled + len(weak), size)
+        if self.settings.authors and was_filled < self.bank_filled == size:
+            self.bank_next = (self.bank_next - len(weak)) % size
