@@ -62,6 +62,14 @@ def test_zoom_equals_scipys(size, factor):
     assert separable(image, matrix, matrix) == pytest.approx(large[trim : trim + size, trim : trim + size], abs=1e-5)
 
 
+def test_zoom_blur_is_the_mean_over_the_factors():
+    images = np.random.default_rng(3).integers(0, 256, (2, 30, 20, 3), dtype=np.uint8)
+    planes = images.transpose(0, 3, 1, 2).astype(np.float32)
+    zooms = [separable(planes, zoom_matrix(30, f), zoom_matrix(20, f)) for f in np.arange(1, 1.16, 0.05).tolist()]
+    expected = (planes + sum(zooms)) / (1 + len(zooms))
+    assert blur.zoom_blur(images, [], 1.16, 0.05).transpose(0, 3, 1, 2) == pytest.approx(expected, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("sigma", "mode", "truncate"), [(0.4, "nearest", 4.0), (6, "nearest", 4.0), (40, "reflect", 3.0)]
 )
@@ -141,11 +149,14 @@ def test_edges_are_those_of_a_square():
     assert found[0].sum() == pytest.approx(4 * 8, abs=8)
 
 
-def test_frost_textures_differ_and_continue_over_the_border():
-    textures = [frost_texture(number).astype(int) for number in range(5)]
+@pytest.mark.parametrize("scale", [0.2, 1, 2])
+def test_frost_textures_differ_and_continue_over_the_border(scale):
+    textures = [frost_texture(number, scale).astype(int) for number in range(5)]
     assert len({texture.tobytes() for texture in textures}) == 5
     for texture in textures:
-        step = np.abs(np.diff(texture, axis=0)).mean()
-        assert np.abs(texture[0] - texture[-1]).mean() < 2 * step
+        assert texture.shape == (round(512 * scale), round(512 * scale), 3)
+        for axis in (0, 1):
+            seam = np.abs(texture.take(0, axis) - texture.take(-1, axis)).mean()
+            assert seam < 2 * np.abs(np.diff(texture, axis=axis)).mean()
         assert 90 < texture.mean() < 170
         assert texture.std() > 45

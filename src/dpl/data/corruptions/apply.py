@@ -16,7 +16,7 @@ __all__ = ["check_images", "check_settings", "corrupt", "is_small"]
 
 _SMALL: Final = 64  # images up to this side take the 32-pixel strengths
 _SMALLEST: Final = 8  # below, elastic corners and glass neighbourhoods have no room
-_PIXELS_AT_ONCE: Final = 2**17  # what is worked on at once fits the processor's cache
+_PIXELS_AT_ONCE: Final = 2**15  # what is worked on at once fits the processor's cache
 _SETS: Final = {"cifar": CIFAR, "imagenet": IMAGENET}
 
 _FUNCTIONS: Final[dict[str, Callable[..., Floats]]] = {

@@ -28,7 +28,7 @@ CIFAR: Final[dict[str, Strengths]] = {
         (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
         (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
     ),
-    "frost": ((1, 0.2, 5), (1, 0.3, 5), (0.9, 0.4, 5), (0.85, 0.4, 5), (0.75, 0.45, 5)),
+    "frost": ((1, 0.2, 0.2), (1, 0.3, 0.2), (0.9, 0.4, 0.2), (0.85, 0.4, 0.2), (0.75, 0.45, 0.2)),
     "fog": ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
     "brightness": ((0.05,), (0.1,), (0.15,), (0.2,), (0.3,)),
     "contrast": ((0.75,), (0.5,), (0.4,), (0.3,), (0.15,)),
@@ -52,7 +52,7 @@ CIFAR: Final[dict[str, Strengths]] = {
     ),
     "saturate": ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)),
 }
-"""Strengths for 32-pixel images. The last number of frost is the factor by which its texture is shrunk."""
+"""Strengths for 32-pixel images. The last number of frost, the scale of its texture, is ours: see `frost.py`."""
 
 # The authors' script has 244 where 224 was meant; the published images were made with 244, so 244 it stays.
 _SIDE = 244
@@ -72,7 +72,7 @@ IMAGENET: Final[dict[str, Strengths]] = {
         (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
         (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
     ),
-    "frost": ((1, 0.4, 1), (0.8, 0.6, 1), (0.7, 0.7, 1), (0.65, 0.7, 1), (0.6, 0.75, 1)),
+    "frost": ((1, 0.4, 2), (0.8, 0.6, 2), (0.7, 0.7, 2), (0.65, 0.7, 2), (0.6, 0.75, 2)),
     "fog": ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
     "brightness": ((0.1,), (0.2,), (0.3,), (0.4,), (0.5,)),
     "contrast": ((0.4,), (0.3,), (0.2,), (0.1,), (0.05,)),
@@ -96,4 +96,4 @@ IMAGENET: Final[dict[str, Strengths]] = {
     ),
     "saturate": ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2)),
 }
-"""Strengths for 224-pixel images."""
+"""Strengths for 224-pixel images; the scale of the frost is ours here too."""

@@ -35,13 +35,13 @@ def snow(
     return result
 
 
-def frost(images: Images, rngs: Rngs, keep: float, weight: float, shrink: float) -> Floats:
+def frost(images: Images, rngs: Rngs, keep: float, weight: float, scale: float) -> Floats:
     """Add a random crop of a frost texture.
 
     The benchmark uses five photographs of frost; these are replaced by five textures computed in `frost.py`. Results
     on this type are therefore close to, and not the same as, those on the published images.
     """
-    crops = frost_crops(rngs, images.shape[1], images.shape[2], int(shrink))
+    crops = frost_crops(rngs, images.shape[1], images.shape[2], scale)
     return keep * images + weight * crops
 
 
