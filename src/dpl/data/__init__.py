@@ -5,11 +5,9 @@ from dpl.data.folders import open_folder
 from dpl.data.images import decode, list_images
 from dpl.data.loader import Batch, batches, training_batches
 from dpl.data.sets import Benchmark, DataWarning, ImageSet
-from dpl.data.splits import domain_split, seed_hash
 from dpl.data.transforms import resize_crop, square, to_float, training, unchanged
 
 __all__ = [
-    "Batch", "Benchmark", "DataWarning", "ImageSet", "batches", "decode", "domain_split", "list_benchmarks",
-    "list_images", "open_benchmark", "open_folder", "resize_crop", "seed_hash", "square", "to_float", "training",
-    "training_batches", "unchanged",
+    "Batch", "Benchmark", "DataWarning", "ImageSet", "batches", "decode", "list_benchmarks", "list_images",
+    "open_benchmark", "open_folder", "resize_crop", "square", "to_float", "training", "training_batches", "unchanged",
 ]  # fmt: skip
