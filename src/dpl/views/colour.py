@@ -36,7 +36,8 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
     """Turn the colour circle by `shift`, a part of one whole turn."""
     if images.shape[1] != 3:
         return images
-    top, chroma = images.amax(dim=1, keepdim=True), images.amax(dim=1, keepdim=True) - images.amin(dim=1, keepdim=True)
+    top = images.amax(dim=1, keepdim=True)
+    chroma = top - images.amin(dim=1, keepdim=True)
     red, green, blue = images[:, :1], images[:, 1:2], images[:, 2:]
     divisor = torch.where(chroma == 0, 1, chroma)  # grey has no hue; any will do
     sector = torch.where(
@@ -46,7 +47,8 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
     )
     # How far each channel lies below the brightest one, as a function of the angle from its own corner of the circle.
     corner = torch.tensor((5, 3, 1), device=images.device, dtype=images.dtype).view(1, 3, 1, 1)
-    angle = (corner + sector + 6 * shift) % 6
+    angle = corner + sector + 6 * shift
+    angle = angle - 6 * (angle / 6).floor()
     return top - chroma * torch.minimum(angle, 4 - angle).clamp(0, 1)
 
 

@@ -38,9 +38,9 @@ class Draw:
         self.count = len(images) if per_sample else 1
         self.device, self.dtype = images.device, images.dtype
 
-    def uniform(self, low: float, high: float) -> Tensor:
-        """Return factors [B or 1, 1, 1, 1] between `low` and `high`."""
-        return low + (high - low) * torch.rand(self.count, 1, 1, 1, device=self.device, dtype=self.dtype)
+    def uniform(self, low: float, high: float, times: int = 1) -> Tensor:
+        """Return factors [B or 1, times, 1, 1] between `low` and `high`."""
+        return low + (high - low) * torch.rand(self.count, times, 1, 1, device=self.device, dtype=self.dtype)
 
     def chance(self, probability: float) -> Tensor:
         """Return coin tosses [B or 1, 1, 1, 1] that are true with `probability`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpl.views.draw import Draw
 
-__all__ = ["Places", "blur", "centred", "random_resized_crop", "sample", "wander", "zoomed_crop"]
+__all__ = ["Places", "blur", "centred", "crop", "random_resized_crop", "sample", "turned", "wander", "zoomed_crop"]
 
 
 @dataclass
@@ -43,13 +43,18 @@ def wander(
 ) -> Places:
     """Turn, scale and shift (by whole pixels, up to `shift` of a side) about the centre, as RandomAffine does."""
     height, width = images.shape[-2:]
-    angle = torch.deg2rad(draw.uniform(-degrees, degrees))[:, 0]
-    size = draw.uniform(*scale)[:, 0]
-    right = draw.uniform(-shift * width, shift * width)[:, 0].round()
-    down = draw.uniform(-shift * height, shift * height)[:, 0].round()
-    grid, middle_x, middle_y = centred(images, margin), (width - 1) / 2, (height - 1) / 2
+    angle = torch.deg2rad(draw.uniform(-degrees, degrees))
+    right, down = (draw.uniform(-shift * side, shift * side).round() for side in (width, height))
+    return turned(images, angle, draw.uniform(*scale), right, down, margin)
+
+
+def turned(images: Tensor, angle: Tensor, scale: Tensor, right: Tensor, down: Tensor, margin: int = 0) -> Places:
+    """Turn clockwise by `angle` about the centre, scale, then shift; all [B or 1, 1, 1, 1]."""
+    angle, scale, right, down = (factor[:, 0] for factor in (angle, scale, right, down))
+    middle_x, middle_y = (images.shape[-1] - 1) / 2, (images.shape[-2] - 1) / 2
+    grid = centred(images, margin)
     x, y = grid.x - middle_x - right, grid.y - middle_y - down
-    cos, sin = angle.cos() / size, angle.sin() / size
+    cos, sin = angle.cos() / scale, angle.sin() / scale
     return Places(cos * x + sin * y + middle_x, cos * y - sin * x + middle_y)
 
 
@@ -67,21 +72,26 @@ def zoomed_crop(images: Tensor, draw: Draw, zoom: float) -> Places:
 def random_resized_crop(images: Tensor, draw: Draw, smallest: float, attempts: int = 10) -> Places:
     """Crop an area from `smallest` to all of the image, with an aspect from 3:4 to 4:3, and enlarge it to full size."""
     height, width = images.shape[-2:]
-    shape = (draw.count, attempts)
-    area = height * width * torch.empty(shape, device=draw.device, dtype=draw.dtype).uniform_(smallest, 1)
-    aspect = torch.empty_like(area).uniform_(math.log(3 / 4), math.log(4 / 3)).exp()
+    area = height * width * draw.uniform(smallest, 1, attempts)
+    aspect = draw.uniform(math.log(3 / 4), math.log(4 / 3), attempts).exp()
     wide, high = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
     fits = (wide >= 1) & (wide <= width) & (high >= 1) & (high <= height)
-    first = fits.float().argmax(dim=1, keepdim=True)  # the first attempt that fits
+    first = fits.float().argmax(dim=1, keepdim=True)  # the first attempt that fits; the whole image if none does
     found = fits.any(dim=1, keepdim=True)
-    wide = torch.where(found, wide.gather(1, first), width)[..., None]
-    high = torch.where(found, high.gather(1, first), height)[..., None]
-    left = (draw.uniform(0, 1)[:, 0] * (width - wide + 1)).floor()
-    top = (draw.uniform(0, 1)[:, 0] * (height - high + 1)).floor()
+    wide = torch.where(found, wide.gather(1, first), width)
+    high = torch.where(found, high.gather(1, first), height)
+    left = (draw.uniform(0, 1) * (width - wide + 1)).floor()
+    top = (draw.uniform(0, 1) * (height - high + 1)).floor()
+    return crop(images, left, top, wide, high)
+
+
+def crop(images: Tensor, left: Tensor, top: Tensor, wide: Tensor, high: Tensor) -> Places:
+    """Enlarge the given part to the size of the whole; all [B or 1, 1, 1, 1]. Nothing outside the part is seen."""
+    left, top, wide, high = (factor[:, 0] for factor in (left, top, wide, high))
     grid = centred(images)
-    x = left + _inside((grid.x + 0.5) * (wide / width) - 0.5, wide)
-    y = top + _inside((grid.y + 0.5) * (high / height) - 0.5, high)
-    return Places(x, y)
+    x = ((grid.x + 0.5) * (wide / images.shape[-1]) - 0.5).clamp(min=0)
+    y = ((grid.y + 0.5) * (high / images.shape[-2]) - 0.5).clamp(min=0)
+    return Places(left + torch.minimum(x, wide - 1), top + torch.minimum(y, high - 1))
 
 
 def sample(images: Tensor, places: Places, outside: Literal["border", "reflection"] = "border") -> Tensor:
@@ -103,7 +113,3 @@ def blur(images: Tensor, sigma: Tensor, radius: int) -> Tensor:
     maps = F.conv2d(maps, kernel[:, None, :, None], groups=batch * channels)
     maps = F.conv2d(maps, kernel[:, None, None, :], groups=batch * channels)
     return maps.view(batch, channels, height - 2 * radius, width - 2 * radius)
-
-
-def _inside(place: Tensor, size: Tensor) -> Tensor:
-    return torch.minimum(place.clamp(min=0), size - 1)
