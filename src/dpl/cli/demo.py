@@ -1,0 +1,87 @@
+"""`dpl demo`: adaptation at work, offline, in a minute or two."""
+
+import argparse
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpl.cli.console import Advance, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dpl.bench.online import OnlineResult
+    from dpl.demo.show import DemoRow
+
+__all__ = ["add_arguments", "run"]
+
+TARGET_IMAGES = 1797
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--out", type=Path, default=Path("dpl-demo.png"), help="picture to write (default: %(default)s)"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="random orders of the stream (default: %(default)s)")
+    parser.add_argument("--train", type=int, metavar="SEED", help="train the source network anew from this seed")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the demo and print its table."""
+    from dpl.demo.show import METHODS, run_demo, write_picture
+
+    if args.seeds < 1:
+        from dpl.errors import SettingError
+
+        raise SettingError(f"--seeds {args.seeds}: expected at least 1")
+    network, accuracy = _network(args)
+    if not args.json:
+        print(f"Source: a small residual network, {accuracy:.1f} % on MNIST digits it has not seen.")
+        print(f"Target: {TARGET_IMAGES:,} UCI digits, unlabelled, in {args.seeds} random orders of batches of 32.\n")
+    steps = len(METHODS) * args.seeds * ceil(TARGET_IMAGES / 32)
+    with progress("adapting", steps, quiet=args.json) as advance:
+        rows = run_demo(network, args.seeds, _live(advance))
+    picture = write_picture(rows, args.out)
+    _print(rows, picture, accuracy, args.json)
+
+
+def _network(args: argparse.Namespace) -> "tuple[nn.Module, float]":
+    from dpl.demo.digits import load_source_network, source_accuracy, train_source_network
+
+    if args.train is None:
+        return load_source_network()
+    with progress("training the source network", 8, quiet=args.json) as advance:
+        network = train_source_network(args.train, 8, lambda _epoch, loss: advance(1, f"loss {loss:.3f}"))
+    return network, source_accuracy(network)
+
+
+def _live(advance: Advance):  # type: ignore[no-untyped-def]
+    def on_batch(method: str, result: "OnlineResult") -> None:
+        advance(1, f"{method}: {result.accuracy:.1f} % so far")
+
+    return on_batch
+
+
+def _print(rows: "list[DemoRow]", picture: Path, source_accuracy: float, as_json: bool) -> None:
+    records = [
+        {
+            "method": row.method,
+            "accuracy": round(row.accuracy[0], 2),
+            "accuracy_range": round(row.accuracy[1], 2),
+            "last_400": round(row.tail[0], 2),
+            "ms_per_image": round(row.milliseconds, 2),
+        }
+        for row in rows
+    ]
+    if as_json:
+        print_json({"source_accuracy": source_accuracy, "methods": records, "picture": str(picture)})
+        return
+    base = rows[0].accuracy[0]
+    table = [
+        [row.method, f"{row.accuracy[0]:.1f}", f"{row.accuracy[1]:.1f}", f"{row.accuracy[0] - base:+.1f}",
+         f"{row.tail[0]:.1f}", f"{row.milliseconds:.1f}"]
+        for row in rows
+    ]  # fmt: skip
+    print_table(["method", "accuracy %", "range", "vs source", "last 400 images %", "ms/image"], table)
+    print(f"\nOnline accuracy: each batch is predicted before the model adapts to it. Picture: {picture}")
