@@ -52,8 +52,9 @@ class AdaMix:
     def fold(self) -> None:
         """Add the offsets to the layers' parameters for good."""
         for layer, (added_weight, added_bias) in self.offsets.items():
-            if layer.affine:
+            if layer.weight is not None:
                 layer.weight.add_(added_weight)
+            if layer.bias is not None:
                 layer.bias.add_(added_bias)
 
 
@@ -85,6 +86,5 @@ def _offset(weight: Tensor, source: Moments, batch: Moments, share: Tensor, eps:
 
 
 def _affine(layer: _BatchNorm, like: Tensor) -> tuple[Tensor, Tensor]:
-    if layer.affine:
-        return layer.weight, layer.bias
-    return torch.ones_like(like), torch.zeros_like(like)
+    weight = torch.ones_like(like) if layer.weight is None else layer.weight
+    return weight, torch.zeros_like(like) if layer.bias is None else layer.bias
