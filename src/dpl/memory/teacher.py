@@ -17,12 +17,12 @@ def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: f
     The two are walked in parallel (parameters in the same order). A tensor that teacher and student share costs
     nothing, and equal values stay equal to the bit.
     """
-    pairs = [(own, other) for own, other in zip(teacher, student, strict=True) if own is not other]
-    if not pairs:
-        return
-    if any(own.shape != other.shape for own, other in pairs):
-        raise InputError("teacher and student have parameters of different shapes; pass those of one network's copies")
-    torch._foreach_lerp_([own for own, _ in pairs], [other for _, other in pairs], 1 - momentum)
+    teachers, students = list(teacher), list(student)
+    if [own.shape for own in teachers] != [other.shape for other in students]:
+        raise InputError("teacher and student have different parameters; pass those of a network and of its copy")
+    pairs = [(own, other) for own, other in zip(teachers, students, strict=True) if own is not other]
+    if pairs:
+        torch._foreach_lerp_([own for own, _ in pairs], [other for _, other in pairs], 1 - momentum)
 
 
 @torch.no_grad()

@@ -1,0 +1,106 @@
+"""The class-balanced bank against a literal telling of its rules."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpl.errors import InputError
+from dpl.memory.bank import BankRule, Slots, empty_slots, offer, oldest_first
+
+
+class LiteralBank:
+    """One list of [name, uncertainty, age] for each class; every age grows with every sample offered."""
+
+    def __init__(self, size: int, rule: BankRule) -> None:
+        self.size, self.rule = size, rule
+        self.classes: list[list[list[float]]] = [[] for _ in range(rule.classes)]
+
+    def score(self, age: float, doubt: float) -> float:
+        time = self.rule.time_weight / (1 + math.exp(-age / self.size))
+        return time + self.rule.doubt_weight * doubt / math.log(self.rule.classes)
+
+    def add(self, name: int, label: int, doubt: float) -> None:
+        if self.make_room(label, self.score(0, doubt)):
+            self.classes[label].append([name, doubt, 0])
+        for items in self.classes:
+            for item in items:
+                item[2] += 1
+
+    def make_room(self, label: int, score: float) -> bool:
+        counts = [len(items) for items in self.classes]
+        if counts[label] >= self.size / self.rule.classes:
+            return self.remove_worst([label], score)
+        if sum(counts) < self.size:
+            return True
+        return self.remove_worst([c for c in range(len(counts)) if counts[c] == max(counts)], score)
+
+    def remove_worst(self, classes: list[int], score: float) -> bool:
+        worst, where = -1.0, (-1, -1)
+        for label in classes:
+            for place, (_, doubt, age) in enumerate(self.classes[label]):
+                if self.score(age, doubt) >= worst:
+                    worst, where = self.score(age, doubt), (label, place)
+        if worst > score:
+            self.classes[where[0]].pop(where[1])
+            return True
+        return False
+
+    def content(self) -> list[tuple[int, int, float, int]]:
+        return [(label, *item) for label, items in enumerate(self.classes) for item in items]
+
+
+def fill(size: int, rule: BankRule, batches: list[list[tuple[int, float]]]) -> tuple[Slots, list[int]]:
+    """Offer batches; return the record and the name (running number) of the sample in each slot."""
+    slots, names, first = empty_slots(size, torch.empty(0, dtype=torch.float64)), [-1] * size, 0
+    for batch in batches:
+        labels = torch.tensor([label for label, _ in batch])
+        doubts = torch.tensor([doubt for _, doubt in batch], dtype=torch.float64)
+        slots, rows, places = offer(slots, labels, doubts, rule)
+        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+            names[place] = first + row
+        first += len(batch)
+    return slots, names
+
+
+def samples(classes: int) -> st.SearchStrategy[list[list[tuple[int, float]]]]:
+    doubt = st.sampled_from([0.0, 0.1, 0.5, math.log(2), 2.0])  # few values: many ties
+    one = st.tuples(st.integers(0, classes - 1), doubt)
+    return st.lists(st.lists(one, min_size=1, max_size=20), min_size=1, max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_equals_the_literal_bank(data: st.DataObject) -> None:
+    classes, size = data.draw(st.integers(2, 12)), data.draw(st.integers(1, 10))
+    rule = BankRule(classes, data.draw(st.sampled_from([0.0, 1.0])), data.draw(st.sampled_from([0.0, 1.0, 3.0])))
+    batches = data.draw(samples(classes))
+    slots, names = fill(size, rule, batches)
+    literal = LiteralBank(size, rule)
+    for name, (label, doubt) in enumerate(sample for batch in batches for sample in batch):
+        literal.add(name, label, doubt)
+    ours = [
+        (int(slots.labels[s]), names[s], float(slots.uncertainty[s]), int(slots.ages[s])) for s in oldest_first(slots)
+    ]
+    assert ours == literal.content()
+
+
+def test_a_run_of_one_class_cannot_fill_the_bank() -> None:
+    slots, _ = fill(64, BankRule(10), [[(3, 0.5)] * 500])
+    assert (slots.labels == 3).sum() == 7  # a fair share of 6.4, rounded up
+    slots, _ = fill(64, BankRule(10), [[(i % 10, 0.5) for i in range(500)], [(3, 0.5)] * 500])
+    assert slots.labels.bincount(minlength=10).max() <= 7
+    assert (slots.labels >= 0).all()
+
+
+def test_certain_samples_replace_doubtful_ones() -> None:
+    slots, names = fill(2, BankRule(2, time_weight=0.0), [[(0, 0.6), (1, 0.6), (0, 0.9), (1, 0.1)]])
+    assert sorted(names) == [0, 3]
+    assert sorted(slots.uncertainty.tolist()) == [0.1, 0.6]
+
+
+def test_unequal_lengths_are_refused() -> None:
+    with pytest.raises(InputError, match=r"labels have shape \(2,\)"):
+        offer(empty_slots(4, torch.empty(0)), torch.zeros(2, dtype=torch.int64), torch.zeros(3), BankRule(2))
