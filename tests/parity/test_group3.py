@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parity.tiny import Roll, clean_test_images, compare, run, source_images, stream, tiny_network, trace
 
 import dpl
+from parity.tiny import Roll, clean_test_images, compare, run, source_images, stream, tiny_network, trace
 
 SGD = {"lr": 0.025, "optimizer": "sgd"}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
