@@ -39,7 +39,7 @@ __all__ = ["RMT", "RMTSettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class RMTSettings(GradientSettings, norm="batch", scope="all"):
-    """Settings of RMT; the authors' for CIFAR. For ImageNet-C and DomainNet-126 they use sgd-nesterov with lr=1e-2."""
+    """Settings of RMT; the authors' for CIFAR. On ImageNet-C and DomainNet-126: optimizer="nesterov", lr=1e-2."""
 
     momentum: float = setting(0.999, "share of the teacher that stays at each step", low=0, high=1)
     temperature: float = setting(0.1, "tau of the contrast", low=1e-4)
@@ -78,7 +78,7 @@ class RMT(GradientMethod[RMTSettings]):
         self.teacher_network.norm.rule = network.norm.rule
         self.declare_module("teacher", self.teacher_network.module)
         self.declare_part("source", SourceStream())
-        self.declare(prototypes=torch.zeros_like(network.prototypes, requires_grad=False))
+        self.declare(prototypes=torch.zeros_like(network.prototypes))
 
     def select(self) -> dict[str, Parameter]:
         """Return the network's parameters and the projector's."""

@@ -1,0 +1,168 @@
+"""PeTTA: RoTTA that measures how far it has strayed from the source, and holds back accordingly.
+
+Hoang, Vo, Do, Persistent Test-time Adaptation in Recurring Testing Scenarios, NeurIPS 2024. For streams whose domains
+come again and again, on which other methods slowly collapse. The bank, the robust BatchNorm and the teacher f' are
+RoTTA's. Classes c present among the teacher's labels of a batch, with source mean mu_c and variance var_c of their
+features and the moving mean m_c <- (1 - n) m_c + n mean of the batch, give the divergence
+
+    g = 1 - exp(-mean over c and dimensions of (m_c - mu_c)^2 / var_c)
+
+and the update, on the bank's samples X, a view X~ and the source network f0, all with robust statistics:
+
+    L = 1/2 mean [SCE(f(X), f'(X)) + SCE(f(X~), f'(X))] + CE(f(X~), f0(X)) - g lambda mean over tensors of cos(w, w0)
+    f' <- (1 - (1 - g) alpha) f' + (1 - g) alpha f
+
+Updates: affine parameters of normalisation layers, and running statistics. Needs: a linear classifier and source images
+once, for mu and var (their labels are not used: the network's own predictions are). Output: f'(x) from before the
+update, with running statistics. Departures from the authors' code: those of RoTTA; a class with fewer than two source
+images has no divergence (theirs becomes NaN); their alternative regulariser (squared distance) is not offered.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpl.errors import SettingError
+from dpl.memory import update_class_memory
+from dpl.memory.bank import oldest_first
+from dpl.memory.teacher import ema_update, share_frozen
+from dpl.methods.base import Objective, Source
+from dpl.methods.registry import register
+from dpl.methods.rotta import RoTTA, RoTTASettings, robust_pass
+from dpl.methods.settings import setting
+from dpl.methods.source_stream import on_network
+from dpl.objectives.consistency import soft_cross_entropy, symmetric_cross_entropy
+from dpl.surgery import Network
+from dpl.views import seeded
+
+__all__ = ["PeTTA", "PeTTASettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeTTASettings(RoTTASettings, every=1):
+    """Settings of PeTTA; the authors' for CIFAR. They update after each batch, of 64 images."""
+
+    reg_weight: float = setting(10.0, "lambda: weight of the regulariser at full divergence", low=0)
+    anchor_weight: float = setting(1.0, "weight of the agreement with the source network", low=0)
+    feature_share: float = setting(0.05, "n: share of a batch in the moving class means", low=0, high=1)
+    loss: Literal["sce", "ce"] = setting(
+        "sce",
+        "agreement with the teacher: symmetric on both views, or plain on the view (ImageNet-C)",
+        choices=("sce", "ce"),
+    )
+    source_samples: int = setting(100_000, "source images after which their statistics are ready", low=1)
+
+
+@register(
+    "petta",
+    paper="Hoang et al., Persistent Test-time Adaptation in Recurring Testing Scenarios, NeurIPS 2024",
+    updates="affine parameters and running statistics of normalisation layers",
+    passes="5 forward, 2 backward",
+    needs_classifier=True,
+    source="once",
+    views=True,
+)
+class PeTTA(RoTTA):
+    """A robust bank, a teacher, and a leash as short as the divergence asks for."""
+
+    settings_class = PeTTASettings
+    settings: PeTTASettings
+    anchor: nn.Module
+    source_mean: Tensor  # mu, [C, d]
+    source_variance: Tensor  # var, [C, d]
+    known: Tensor  # [C]: classes with a variance
+    means: Tensor  # m, [C, d]
+
+    def __init__(self, network: Network, settings: PeTTASettings) -> None:
+        super().__init__(network, settings)
+        self.anchor_network = Network(network.module, classifier=network.classifier_name)
+        share_frozen(self.anchor_network.module, network.module)
+        self.declare_module("anchor", self.anchor_network.module.requires_grad_(False))
+        zeros = torch.zeros_like(network.prototypes)
+        unknown = torch.zeros(network.classes, dtype=torch.bool, device=network.device)
+        self.declare(source_mean=zeros, source_variance=zeros.clone(), means=zeros.clone(), known=unknown)
+
+    @torch.no_grad()
+    def prepare(self, source: Source | None) -> None:
+        """Compute the features' mean and variance for each predicted class, in float64 on the host."""
+        count, total, square = (torch.zeros(self.network.classes, w, dtype=torch.float64) for w in self._widths())
+        for batch in self.require_source(source, relative="rotta"):
+            out = self.network(on_network(batch, self.network)[0])
+            labels, features = out.logits.argmax(dim=1).cpu(), out.z.cpu().double()
+            count.index_add_(0, labels, torch.ones(len(labels), 1, dtype=torch.float64))
+            total.index_add_(0, labels, features)
+            square.index_add_(0, labels, features**2)
+            if count.sum() > self.settings.source_samples:
+                break
+        if count.sum() == 0:
+            raise SettingError("source is empty: expected at least one batch of (images, labels)")
+        mean = total / count.clamp(min=1)
+        variance = ((square - count * mean**2) / (count - 1).clamp(min=1)).clamp(min=0)
+        self.source_mean, self.source_variance = mean.to(self.means), variance.to(self.means)
+        self.means, self.known = self.source_mean.clone(), (count[:, 0] > 1).to(self.known.device)
+
+    def _widths(self) -> tuple[int, int, int]:
+        width = self.network.classifier.in_features
+        return 1, width, width
+
+    def step(self, images: Tensor) -> Tensor:
+        """Predict with the teacher, fill the bank, measure the divergence, and learn."""
+        self._check_size(images)
+        with torch.no_grad():
+            out = self.teacher_network(images)
+        self.remember(images, out.logits)
+        labels = out.logits.argmax(dim=1)
+        divergence = self.divergence(labels)
+        self.means = update_class_memory(self.means, out.z, labels, 1 - self.settings.feature_share)
+        self.facts = {"updated": False, "reason": f"updates come every {self.settings.every} images"}
+        if self.seen >= self.settings.every:
+            self.seen = 0
+            for _ in range(self.settings.steps):
+                self.learn_within(divergence)
+        self.facts |= {"bank": (self.labels >= 0).sum(), "divergence": divergence}
+        return self.answer(images, out.logits)
+
+    def divergence(self, labels: Tensor) -> Tensor:
+        """Return g for the classes among `labels`, from 0 (as the source) to 1."""
+        present = torch.zeros_like(self.known).index_fill(0, labels, True) & self.known
+        distance = ((self.means - self.source_mean) ** 2 / (self.source_variance + 1e-6)).mean(dim=1)
+        return 1 - torch.exp(-(distance * present).sum() / present.sum().clamp(min=1))
+
+    def learn_within(self, divergence: Tensor) -> None:
+        """Take one step on the bank's samples; the further from the source, the more held back."""
+        if self.samples is None:
+            return
+        s, samples = self.settings, self.samples[oldest_first(self.slots)]
+        with torch.no_grad():
+            taught, first = (
+                robust_pass(network, samples, s.statistics).logits
+                for network in (self.teacher_network, self.anchor_network)
+            )
+        with torch.set_grad_enabled(s.loss == "sce"):  # the plain pass also moves the statistics
+            plain = robust_pass(self.network, samples, s.statistics).logits
+        with torch.enable_grad():
+            out = robust_pass(self.network, seeded(self.augment, self.random.fresh_seed())(samples), s.statistics)
+            anchoring = soft_cross_entropy(out.logits, first).mean()
+            value = self.agreement(plain, out.logits, taught) + s.anchor_weight * anchoring
+            self.update(Objective(value + divergence * s.reg_weight * self.drift()), out)
+        # One number comes to the host for each update: the fused moving average takes its weight from there.
+        kept = 1 - float(1 - divergence) * (1 - s.momentum)
+        ema_update(self.teacher.parameters(), self.network.module.parameters(), kept)
+
+    def agreement(self, plain: Tensor, view: Tensor, taught: Tensor) -> Tensor:
+        """Return the loss that lets the student follow the teacher."""
+        if self.settings.loss == "ce":
+            return soft_cross_entropy(view, taught).mean()
+        return 0.5 * (symmetric_cross_entropy(plain, taught) + symmetric_cross_entropy(view, taught)).mean()
+
+    def drift(self) -> Tensor:
+        """Return minus the mean cosine between the trained tensors and the source's; -1: none has turned."""
+        source = dict(self.anchor.named_parameters())
+        cosines = [
+            F.cosine_similarity(parameter.flatten(), source[name].flatten(), dim=0)
+            for name, parameter in self.trainable.items()
+        ]
+        return -torch.stack(cosines).mean()
