@@ -4,7 +4,7 @@ Niu et al., Efficient Test-Time Model Adaptation without Forgetting, ICML 2022.
 
     S_ent = {i : H_i < E0},  E0 = 0.4 ln C                                                        (Eq. 3)
     S_div = {i : |cos(m, p_i)| < d},  m = moving average of the selected predictions              (Eq. 4, 5)
-    L     = mean over S_ent and S_div of exp(E0 - H_i) H_i                                        (Eq. 6)
+    L     = mean over S_ent and S_div of exp(E0 - H_i) H_i                                        (Eq. 2, 6)
 
 Updates: affine parameters of normalisation layers, with batch statistics. Needs: such layers. Output: from before
 the update. A batch without a selected sample changes nothing. `redundancy` (d) is the authors' value for ten
@@ -59,7 +59,7 @@ class ETA(GradientMethod[E], Generic[E]):
         self.declare(average=None)
 
     def loss(self, out: Pass) -> Objective:
-        """Eq. 6 over the selected."""
+        """Eq. 2 over the selected."""
         entropies = entropy(out.logits)
         margin = entropy_margin(out.logits, self.settings.margin)
         reliable = entropies.detach() < margin
