@@ -200,17 +200,22 @@ class AdaptiveModel(nn.Module):
                 optimizer.restore(parts[name])
             self.method.random.generator.set_state(state_dict["generator"].cpu())
 
-    def save(self, folder: str | Path) -> Path:
-        """Write a durable snapshot; `dpl.load(folder, model)` brings it back."""
+    def save(self, folder: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
+        """Write a durable snapshot; `dpl.load(folder, model)` brings it back. `notes` (plain data) ride along."""
         manifest = {
             "method": self.method.info.name,
-            "settings": {name: _storable(value) for name, value in vars(self.settings).items()},
+            "settings": self.stored_settings(),
             "classifier": self._network.classifier_name,
             "source": self.fingerprint,
+            "notes": dict(notes or {}),
         }
         tensors = {f"state.{key}": value for key, value in self.state_dict().items()}
         tensors |= {f"origin.{key}": value for key, value in self._origin.items() if key in self._prepared}
         return write_snapshot(Path(folder), manifest, tensors)
+
+    def stored_settings(self) -> dict[str, Any]:
+        """Return the settings as a file can hold them."""
+        return {name: _storable(value) for name, value in vars(self.settings).items()}
 
     def train(self, mode: bool = True) -> AdaptiveModel:
         """Do nothing: the method decides which layers behave as in training."""

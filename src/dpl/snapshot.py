@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dpl.errors import SnapshotCorrupt, SnapshotError
 
-__all__ = ["read_snapshot", "write_snapshot"]
+__all__ = ["read_manifest", "read_snapshot", "write_snapshot"]
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -54,20 +54,29 @@ def write_snapshot(folder: Path, manifest: Mapping[str, Any], tensors: Mapping[s
     return folder
 
 
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read a snapshot's manifest alone."""
+    return _read_manifest(_whole(folder) / _MANIFEST)
+
+
 def read_snapshot(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a snapshot, checking every byte against its manifest."""
-    path = folder / _MANIFEST
-    if not path.is_file():
-        previous = folder.with_name(f".{folder.name}.previous")
-        if (previous / _MANIFEST).is_file():  # a crash between two renames: the older one is whole
-            return read_snapshot(previous)
-        raise SnapshotError(f"{folder} is not a snapshot: it has no {_MANIFEST}")
-    manifest = _read_manifest(path)
+    folder = _whole(folder)
+    manifest = _read_manifest(folder / _MANIFEST)
     data = _read_checked(folder / _TENSORS, manifest["files"][_TENSORS])
     try:
         return manifest, parse_tensors(data)
     except SafetensorError as error:
         raise SnapshotCorrupt(f"{folder / _TENSORS}: not a safetensors file ({error})") from error
+
+
+def _whole(folder: Path) -> Path:
+    """Return the folder, or the one before it after a crash between two renames."""
+    folder = folder.resolve()
+    for place in (folder, folder.with_name(f".{folder.name}.previous")):
+        if (place / _MANIFEST).is_file():
+            return place
+    raise SnapshotError(f"{folder} is not a snapshot: it has no {_MANIFEST}")
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

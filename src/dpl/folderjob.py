@@ -1,0 +1,165 @@
+"""Predict a folder of images with an adaptive model: a predictions file, a snapshot, and a way to go on after a stop.
+
+With a snapshot folder the job is resumable: every few batches the rows written so far are flushed to the disk, then
+the model's state is saved with the file's length. A job that starts again cuts the file back to that
+length and goes on; its rows are those of a job that was never stopped.
+"""
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpl.adapter import AdaptiveModel, load
+from dpl.data import Batch, ImageSet, batches
+from dpl.data.transforms import Evaluation
+from dpl.errors import DataError, SnapshotError
+from dpl.snapshot import read_manifest
+
+__all__ = ["FolderJob", "FolderResult", "run_folder"]
+
+COLUMNS = ("image", "predicted", "name", "confidence", "label")
+
+
+@dataclass(frozen=True)
+class FolderJob:
+    """What to predict, in which order, and where to write it."""
+
+    images: ImageSet
+    transform: Evaluation
+    out: Path
+    names: Sequence[str] = ()
+    snapshot: Path | None = None
+    batch_size: int = 32
+    shuffled: bool = True
+    seed: int = 0
+    every: int = 20  # batches between two snapshots
+    workers: int = 2
+
+    def order(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the order in which the images are met."""
+        count = len(self.images)
+        return np.random.default_rng(self.seed).permutation(count) if self.shuffled else np.arange(count)
+
+    def fingerprint(self) -> str:
+        """Hash everything that decides the stream, so that a job is never resumed on another one."""
+        digest = hashlib.sha256()
+        for part in self.images.source.identity():
+            digest.update(part)
+        about = [asdict(self.transform), self.batch_size, self.shuffled, self.seed, list(self.names)]
+        digest.update(json.dumps(about).encode())
+        return digest.hexdigest()
+
+
+@dataclass
+class FolderResult:
+    """How far a job is."""
+
+    images: int = 0
+    correct: int = 0
+    labelled: int = 0
+    updates: int = 0
+    batches: int = 0
+    resumed: int = 0  # images that an earlier run had done
+    failed: list[list[str]] = field(default_factory=list)  # [path, reason]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy in percent over the images whose class is known, if any."""
+        return 100.0 * self.correct / self.labelled if self.labelled else None
+
+
+def run_folder(
+    job: FolderJob, model: AdaptiveModel, network: nn.Module, on_batch: Callable[[FolderResult, int], None]
+) -> FolderResult:
+    """Predict and adapt over the whole folder; `network` is the source model that `model` was made from."""
+    model, result, length = _continue(job, model, network)
+    if length is not None and result.images + len(result.failed) >= len(job.images):
+        return result
+    position = result.images + len(result.failed)
+    job.out.parent.mkdir(parents=True, exist_ok=True)
+    with job.out.open("w" if length is None else "r+", newline="") as file:
+        if length is not None:
+            file.seek(length)
+            file.truncate()
+        writer = csv.writer(file)
+        if length is None:
+            writer.writerow(COLUMNS)
+        stream = batches(job.images, job.order()[position:], job.transform, job.batch_size, workers=job.workers)
+        _predict(job, model, stream, writer, file, result, on_batch)
+        _commit(job, model, result, file)
+    return result
+
+
+def _predict(
+    job: FolderJob,
+    model: AdaptiveModel,
+    stream: Iterator[Batch],
+    writer: Any,
+    file: IO[str],
+    result: FolderResult,
+    on_batch: Callable[[FolderResult, int], None],
+) -> None:
+    device = next(model.model.parameters()).device
+    for batch in stream:
+        result.failed += [list(item) for item in batch.failed]
+        if len(batch):
+            logits = model(batch.images.to(device))
+            writer.writerows(_rows(job, batch, logits, result))
+            result.updates += bool(model.last.get("updated", False))
+        result.batches += 1
+        if result.batches % job.every == 0:
+            _commit(job, model, result, file)
+        on_batch(result, len(batch) + len(batch.failed))
+
+
+def _rows(job: FolderJob, batch: Batch, logits: torch.Tensor, result: FolderResult) -> list[list[Any]]:
+    confidence, predicted = (part.tolist() for part in logits.float().softmax(dim=1).max(dim=1))
+    rows = []
+    for index, label, top, guess in zip(
+        batch.indices.tolist(), batch.labels.tolist(), confidence, predicted, strict=True
+    ):
+        name = job.names[guess] if guess < len(job.names) else ""
+        known = job.names[label] if 0 <= label < len(job.names) else ""
+        rows.append([job.images.where(index), guess, name, f"{top:.6f}", known])
+        result.labelled += label >= 0
+        result.correct += label >= 0 and label == guess
+    result.images += len(rows)
+    return rows
+
+
+def _commit(job: FolderJob, model: AdaptiveModel, result: FolderResult, file: IO[str]) -> None:
+    """Put the rows on the disk, then the state that made them."""
+    file.flush()
+    os.fsync(file.fileno())
+    if job.snapshot is not None:
+        model.save(job.snapshot, {"job": job.fingerprint(), "bytes": file.tell(), "result": asdict(result)})
+
+
+def _continue(
+    job: FolderJob, model: AdaptiveModel, network: nn.Module
+) -> tuple[AdaptiveModel, FolderResult, int | None]:
+    """Return the model, how far an earlier run came, and how long the predictions file was then (None: a new job)."""
+    if job.snapshot is None or not job.snapshot.exists():
+        return model, FolderResult(), None
+    manifest = read_manifest(job.snapshot)
+    notes = manifest["notes"]
+    same = (manifest["method"], notes.get("job")) == (model.method.info.name, job.fingerprint())
+    if not same or manifest["settings"] != json.loads(json.dumps(model.stored_settings())):
+        raise SnapshotError(
+            f"{job.snapshot} belongs to another job (other images, order, method or settings); choose another "
+            "--snapshot folder, or remove it to start over"
+        )
+    if not job.out.is_file() or job.out.stat().st_size < notes["bytes"]:
+        raise DataError(f"{job.out} is shorter than {job.snapshot} remembers; remove that snapshot to start over")
+    result = FolderResult(**notes["result"])
+    result.resumed = result.images
+    return load(job.snapshot, network), result, notes["bytes"]
