@@ -8,8 +8,8 @@ which is what the DPL paper compares with.
 Updates: the features (the classifier is the frozen source hypothesis), with the source's running statistics. Needs: a
 classifier to tell apart from the features. Output: from before the last update. The authors' own SHOT is
 offline and labels by clustering the whole target set; this is the one-pass version, with the arg-max of confident
-samples as labels. Departure: a batch without a confident sample has the loss L_IM; the T3A library records a NaN there,
-but its gradient is the same.
+samples as labels. Departures: a batch without a confident sample has the loss L_IM; the T3A library records a NaN
+there, but its gradient is the same. One unconfident sample alone changes nothing (see `shot_im`).
 """
 
 from dataclasses import dataclass
@@ -51,5 +51,6 @@ class Shot(GradientMethod[ShotSettings]):
         fitted = confident_cross_entropy(out.logits, labels)
         return Objective(
             information + self.settings.label_weight * fitted,
-            facts={"information": information.detach(), "confident": (labels >= 0).float().mean()},
+            None if len(labels) > 1 else (labels >= 0).any(),
+            {"information": information.detach(), "confident": (labels >= 0).float().mean()},
         )

@@ -7,11 +7,14 @@ which is what the DPL paper compares with.
 
 Updates: the features (the classifier is the frozen source hypothesis), with the source's running statistics. Needs: a
 classifier to tell apart from the features. Output: from before the last update. The authors' own SHOT is
-offline, in many epochs, with a bottleneck and a learning-rate schedule; this is the one-pass version. With a batch of
-one the two terms cancel, so nothing is learnt from it. The TSD repository's version is `norm="track", lr=1e-4`.
+offline, in many epochs, with a bottleneck and a learning-rate schedule; this is the one-pass version. Departure: a
+batch of one changes nothing; the two terms cancel there up to the 1e-5, and Adam would make full steps of that rest.
+The TSD repository's version is `norm="track", lr=1e-4`.
 """
 
 from dataclasses import dataclass
+
+import torch
 
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
@@ -42,4 +45,5 @@ class ShotIM(GradientMethod[ShotIMSettings]):
     def loss(self, out: Pass) -> Objective:
         """Mean entropy minus the entropy of the mean."""
         sure, balanced = entropy(out.logits).mean(), marginal_entropy(out.logits)
-        return Objective(sure - balanced, facts={"entropy": sure.detach(), "marginal_entropy": balanced.detach()})
+        active = None if len(out.logits) > 1 else torch.zeros((), dtype=torch.bool, device=out.logits.device)
+        return Objective(sure - balanced, active, {"entropy": sure.detach(), "marginal_entropy": balanced.detach()})

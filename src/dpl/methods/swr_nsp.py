@@ -17,7 +17,8 @@ cross-entropy of q(x) = softmax(cos(projection, q_k) / tau), for x and for T(x).
 Updates: all parameters; the classifier feels L_main alone, the projection and the prototypes stay. Needs: a linear
 classifier, and labelled source images once. Output: from before the update. Where the description is silent, ours:
 theta* is the source's (with the last step's the penalty would have no gradient), batch statistics, the target of CE
-carries no gradient, a two-layer projection trained on frozen features, and the weights a, b, c, r.
+carries no gradient, a two-layer projection trained on frozen features, and the weights a, b, c, r. A batch of one is
+predicted without an update: its mean prediction is its own, and L_main would cancel.
 """
 
 from collections.abc import Callable
@@ -46,8 +47,8 @@ __all__ = ["SWRNSP", "SWRNSPSettings"]
 class SWRNSPSettings(GradientSettings, norm="batch", scope="all"):
     """Settings of SWR & NSP."""
 
-    entropy_weight: float = setting(0.2, "a: weight of the mean entropy", low=0)
-    balance_weight: float = setting(0.25, "b: weight of the entropy of the mean prediction", low=0)
+    entropy_weight: float = setting(1.0, "a: weight of the mean entropy", low=0)
+    balance_weight: float = setting(1.0, "b: weight of the entropy of the mean prediction", low=0)
     aux_weight: float = setting(0.1, "c: weight of the task on nearest source prototypes", low=0)
     reg_weight: float = setting(100.0, "r: weight of the penalty on leaving the source weights", low=0)
     temperature: float = setting(0.1, "tau: temperature of the similarities to prototypes", low=1e-4)
@@ -70,6 +71,7 @@ class SWRNSPSettings(GradientSettings, norm="batch", scope="all"):
     needs_classifier=True,
     source="once",
     views=True,
+    min_batch=2,
 )
 class SWRNSP(GradientMethod[SWRNSPSettings]):
     """Shift-agnostic weight regularisation with nearest source prototypes."""
