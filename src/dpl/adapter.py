@@ -77,6 +77,7 @@ def load(folder: str | Path, model: nn.Module, *, source: Source | None = None, 
 
 
 _NOT_STORABLE = "<function>"
+_SOURCE_BATCH = 64
 
 
 class Last(Mapping[str, Any]):
@@ -90,6 +91,8 @@ class Last(Mapping[str, Any]):
         return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
     def __getattr__(self, key: str) -> Any:
+        if key.startswith("_"):  # asked for by copy and pickle before the object is filled
+            raise AttributeError(key)
         try:
             return self[key]
         except KeyError:
@@ -131,11 +134,14 @@ class AdaptiveModel(nn.Module):
         self.fingerprint = _fingerprint(self.model)
         self._source = _as_batches(source)
         self._lock = _Lock()
+        if self._source is not None and not self._network.confirmed:
+            self._network.watch(next(iter(self._source))[0].to(self._network.device))
         self._build(prepare=not prepared)
 
     def _build(self, *, prepare: bool) -> None:
         """Make the method on the untouched copy and remember the state to which `reset` returns."""
         self.method: Method[Any] = self._kind(self._network, self.settings)
+        self.method.attach(self._source)
         before = self.state_dict() if self._kind.info.source != "never" else None
         if prepare:
             self.method.prepare(self._source)
@@ -299,8 +305,11 @@ def _storable(value: Any) -> Any:
 
 
 def _as_batches(source: Source | tuple[Tensor, Tensor] | None) -> Source | None:
+    """Cut one pair of tensors into batches; leave a loader as it is."""
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Tensor):
-        return [source]
+        images, labels = source
+        parts = range(0, len(images), _SOURCE_BATCH)
+        return [(images[i : i + _SOURCE_BATCH], labels[i : i + _SOURCE_BATCH]) for i in parts]
     return source
 
 

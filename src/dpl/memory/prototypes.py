@@ -27,5 +27,5 @@ def update_class_memory(memory: Tensor, features: Tensor, labels: Tensor, moment
     rows = labels.clamp(min=0)
     size = (labels[:, None] == labels[None, :]).sum(dim=1)
     # eta m + (1 - eta) mean(z) = m + sum of (1 - eta)/|Z| (z_i - m): only present rows are touched.
-    weight = ((1 - momentum) * valid / size).to(memory.dtype)
+    weight = (1 - momentum) * valid.to(memory.dtype) / size
     return memory.index_add(0, rows, weight[:, None] * (features.to(memory.dtype) - memory[rows]))

@@ -70,6 +70,9 @@ class Method(Stateful, Generic[S]):
         """The parameters that this method trains, by name."""
         return {name: p for optimizer in self.optimizers.values() for name, p in optimizer.parameters.items()}
 
+    def attach(self, source: Source | None) -> None:
+        """Keep the source batches, for methods that read them at every step (also after a snapshot was loaded)."""
+
     def prepare(self, source: Source | None) -> None:
         """Compute what must be known before the first batch from labelled source batches (images, labels)."""
 

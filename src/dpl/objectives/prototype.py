@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpl.errors import InputError, SettingError
-from dpl.objectives.precision import at_least_float32, full_precision
+from dpl.objectives.precision import full_precision
 
 __all__ = ["adain", "classes_present", "dpl_o", "dpl_star", "prototype_regularization", "restyle", "style_statistics"]
 
@@ -50,7 +50,7 @@ def dpl_star(features: Tensor, prototypes: Tensor, labels: Tensor, temperature: 
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     positives = _masked_logsumexp(similarity, (same & valid) | itself)
     everything = _masked_logsumexp(similarity, valid.expand_as(same) | itself)
-    share = valid / same.sum(dim=1)  # 1 / |Z+| for confident rows
+    share = valid.to(similarity.dtype) / same.sum(dim=1)  # 1 / |Z+| for confident rows
     return ((everything - positives) * share).sum() / share.sum().clamp(min=1)
 
 
@@ -70,7 +70,7 @@ def prototype_regularization(
         )
     targets = torch.arange(len(prototypes), device=prototypes.device) if rows is None else rows
     anchors = prototypes if rows is None else prototypes[rows]
-    similarity = F.normalize(anchors, dim=1) @ F.normalize(at_least_float32(memory), dim=1).T / temperature
+    similarity = F.normalize(anchors, dim=1) @ F.normalize(memory, dim=1).T / temperature
     return F.cross_entropy(similarity, targets)
 
 
@@ -120,7 +120,7 @@ def _similarities(features: Tensor, prototypes: Tensor, labels: Tensor, temperat
         raise InputError(
             f"labels have shape {tuple(labels.shape)} and dtype {labels.dtype}; expected int64 [{len(features)}]"
         )
-    anchors = at_least_float32(prototypes[labels.clamp(min=0)])
+    anchors = prototypes[labels.clamp(min=0)]
     cosine = F.normalize(anchors, dim=1) @ F.normalize(features, dim=1).T
     return cosine / temperature, labels >= 0
 
