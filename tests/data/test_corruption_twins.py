@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from dpl.data.corruptions import apply, blur, digital, spatter
-from dpl.data.corruptions.arrays import gaussian_matrix, separable, zoom_matrix
+from dpl.data.corruptions.arrays import filter_axes, gaussian_weights, zoom
 from dpl.data.corruptions.constants import CIFAR, IMAGENET
 from dpl.data.corruptions.frost import frost_texture
 from dpl.data.corruptions.plasma import plasma
@@ -58,26 +58,32 @@ def test_zoom_equals_scipys(size, factor):
     start = (size - crop) // 2
     large = ndimage.zoom(image[start : start + crop, start : start + crop], factor, order=1)
     trim = (len(large) - size) // 2
-    matrix = zoom_matrix(size, factor)
-    assert separable(image, matrix, matrix) == pytest.approx(large[trim : trim + size, trim : trim + size], abs=1e-5)
+    zoomed = zoom(image[:, None], factor)[..., 0].T
+    assert zoomed == pytest.approx(large[trim : trim + size, trim : trim + size], abs=1e-5)
 
 
 def test_zoom_blur_is_the_mean_over_the_factors():
     images = np.random.default_rng(3).integers(0, 256, (2, 30, 20, 3), dtype=np.uint8)
-    planes = images.transpose(0, 3, 1, 2).astype(np.float32)
-    zooms = [separable(planes, zoom_matrix(30, f), zoom_matrix(20, f)) for f in np.arange(1, 1.16, 0.05).tolist()]
-    expected = (planes + sum(zooms)) / (1 + len(zooms))
-    assert blur.zoom_blur(images, [], 1.16, 0.05).transpose(0, 3, 1, 2) == pytest.approx(expected, abs=1e-3)
+    total, factors = images.astype(float), np.arange(1, 1.16, 0.05).tolist()
+    for n, channel in np.ndindex(2, 3):
+        plane = images[n, :, None, :, channel].astype(np.float32)
+        total[n, ..., channel] += sum(zoom(plane, factor)[..., 0].T for factor in factors)
+    assert blur.zoom_blur(images, [], 1.16, 0.05) == pytest.approx(total / (1 + len(factors)), abs=1e-3)
 
 
+@pytest.mark.parametrize("shape", [(20, 31), (2, 20, 600)])  # by matrices, and too large for them
 @pytest.mark.parametrize(
     ("sigma", "mode", "truncate"), [(0.4, "nearest", 4.0), (6, "nearest", 4.0), (40, "reflect", 3.0)]
 )
-def test_gaussian_matrix_equals_the_filter(sigma, mode, truncate):
-    image = random_floats(20, 31)
-    expected = ndimage.gaussian_filter(image.astype(float), sigma, mode=mode, truncate=truncate)
-    matrices = [gaussian_matrix(size, sigma, mode, truncate) for size in image.shape]
-    assert separable(image, *matrices) == pytest.approx(expected, abs=1e-5)
+def test_gaussian_equals_scipys(shape, sigma, mode, truncate):
+    stack = random_floats(*shape)
+    sigmas = (0,) * (len(shape) - 2) + (sigma, sigma)
+    expected = ndimage.gaussian_filter(stack.astype(float), sigmas, mode=mode, truncate=truncate)
+    assert filter_axes(stack, gaussian_weights(sigma, truncate), mode) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_gaussian_of_no_width_changes_nothing():
+    assert gaussian_weights(0) == (1.0,)
 
 
 def test_motion_averages_along_the_ray():

@@ -1,13 +1,13 @@
-"""What the corruptions share: seeded draws and linear maps along the two image axes.
+"""What the corruptions share: seeded draws, and filters and zooms along the two image axes.
 
-A blur or a zoom that treats rows and columns alike is a pair of matrices, so a whole batch is two matrix products.
-The products run image by image inside numpy: an image's result does not depend on its neighbours in the batch.
+A filter along an axis is linear, so for images of ordinary size it is a matrix, and a whole batch is two matrix
+products. These run image by image inside numpy: an image's result does not depend on its neighbours in the batch.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,20 +18,23 @@ __all__ = [
     "Floats",
     "Images",
     "Rngs",
+    "Weights",
     "draw",
-    "filter_matrix",
+    "filter_axes",
     "gaussian",
-    "gaussian_matrix",
+    "gaussian_weights",
     "planes",
-    "separable",
     "to_bytes",
     "uniform",
-    "zoom_matrix",
+    "zoom",
 ]
 
 Images = NDArray[np.uint8]  # [N, H, W, 3]
 Floats = NDArray[np.float32]
 Rngs = Sequence[np.random.Generator]  # one per image
+Weights = tuple[float, ...]  # of a filter along one axis, an odd number, the middle one for the pixel itself
+
+_LARGEST_MATRIX = 512  # beyond, matrices cost more than the filter itself, in time and in memory
 
 
 def draw(rngs: Rngs, sample: Callable[[np.random.Generator], Any]) -> Floats:
@@ -55,46 +58,53 @@ def to_bytes(values: Floats) -> Images:
     return bounded.astype(np.uint8)
 
 
-def separable(stack: Floats, rows: Floats, columns: Floats) -> Floats:
-    """Apply one matrix along the height and one along the width of a stack [..., H, W]."""
-    result: Floats = np.matmul(np.matmul(rows, stack), columns.T)
-    return result
-
-
 def gaussian(images: Images, sigma: float) -> Floats:
     """Blur images [N, H, W, 3] with a Gaussian, edges repeated; the result stays in 0..255."""
-    height, width = images.shape[1:3]
-    blurred = separable(planes(images), gaussian_matrix(height, sigma), gaussian_matrix(width, sigma))
-    return blurred.transpose(0, 2, 3, 1)
+    return filter_axes(planes(images), gaussian_weights(sigma), "nearest").transpose(0, 2, 3, 1)
 
 
-@lru_cache(maxsize=64)
-def gaussian_matrix(size: int, sigma: float, mode: str = "nearest", truncate: float = 4.0) -> Floats:
-    """Return the matrix of a Gaussian filter along an axis of `size` pixels."""
-    if sigma == 0:
-        return np.eye(size, dtype=np.float32)
-    ndimage = optional("scipy.ndimage", "bench")
-    # A filter is linear, so filtering the unit vectors gives its matrix, boundary rule included.
-    matrix = ndimage.gaussian_filter1d(np.eye(size), sigma, axis=0, mode=mode, truncate=truncate)
-    return cast(Floats, matrix.astype(np.float32))
+def gaussian_weights(sigma: float, truncate: float = 4.0) -> Weights:
+    """Return the weights of a Gaussian filter, cut off at `truncate` standard deviations; sigma 0 changes nothing."""
+    reach = int(truncate * sigma + 0.5)
+    weights = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * max(sigma, 1e-9) ** 2))
+    return tuple((weights / weights.sum()).tolist())
 
 
-def filter_matrix(size: int, weights: NDArray[np.float64]) -> Floats:
-    """Return the matrix of a correlation with `weights`; beyond the edge the image is mirrored about its last pixel."""
-    ndimage = optional("scipy.ndimage", "bench")
-    return cast(Floats, ndimage.correlate1d(np.eye(size), weights, axis=0, mode="mirror").astype(np.float32))
+def filter_axes(stack: Floats, weights: Weights, mode: str) -> Floats:
+    """Correlate a stack [..., H, W] with the same weights along height and width; `mode` is scipy's boundary rule."""
+    if max(stack.shape[-2:]) > _LARGEST_MATRIX:
+        correlate = optional("scipy.ndimage", "bench").correlate1d
+        return np.asarray(correlate(correlate(stack, weights, -2, mode=mode), weights, -1, mode=mode))
+    rows, columns = (_matrix(size, weights, mode) for size in stack.shape[-2:])
+    product: Floats = np.matmul(np.matmul(rows, stack), columns.T)
+    return product
+
+
+@lru_cache(maxsize=128)
+def _matrix(size: int, weights: Weights, mode: str) -> Floats:
+    """Return a filter's matrix: filtering the unit vectors gives it, boundary rule included."""
+    filtered = optional("scipy.ndimage", "bench").correlate1d(np.eye(size), weights, axis=0, mode=mode)
+    return np.asarray(filtered, dtype=np.float32)
+
+
+def zoom(stack: Floats, factor: float) -> Floats:
+    """Magnify the middle of [H, M, W] by `factor` along both outer axes, sizes kept; returns it turned, [W, H, M]."""
+    height, many, width = stack.shape
+    tall = (_zoom_matrix(height, factor) @ stack.reshape(height, -1)).reshape(height * many, width)
+    wide = _zoom_matrix(width, factor) @ np.ascontiguousarray(tall.T)
+    return np.asarray(wide).reshape(width, height, many)
 
 
 @lru_cache(maxsize=256)
-def zoom_matrix(size: int, factor: float) -> Floats:
-    """Return the matrix that magnifies the middle of an axis by `factor`, linearly interpolated, to the same size."""
+def _zoom_matrix(size: int, factor: float) -> Any:
+    """Return the sparse matrix of a zoom along an axis by linear interpolation: two entries a row."""
     crop = math.ceil(size / factor)
     zoomed = round(crop * factor)
     start, trim = (size - crop) // 2, (zoomed - size) // 2
     position = (np.arange(size) + trim) * (crop - 1) / max(zoomed - 1, 1)
     left = np.minimum(np.floor(position).astype(int), max(crop - 2, 0))
-    share = position - left
-    matrix = np.zeros((size, size), dtype=np.float32)
-    matrix[np.arange(size), start + left] += 1 - share
-    matrix[np.arange(size), start + np.minimum(left + 1, crop - 1)] += share
-    return matrix
+    share = (position - left).astype(np.float32)
+    columns = start + np.stack([left, np.minimum(left + 1, crop - 1)], axis=1)
+    entries = np.stack([1 - share, share], axis=1)
+    row_ends = np.arange(0, 2 * size + 1, 2)
+    return optional("scipy.sparse", "bench").csr_array((entries.ravel(), columns.ravel(), row_ends), (size, size))

@@ -2,7 +2,6 @@
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,15 +10,14 @@ from dpl.data.corruptions.arrays import (
     Floats,
     Images,
     Rngs,
-    filter_matrix,
+    Weights,
+    filter_axes,
     gaussian,
     planes,
-    separable,
     to_bytes,
     uniform,
-    zoom_matrix,
+    zoom,
 )
-from dpl.extras import optional
 
 __all__ = ["defocus_blur", "gaussian_blur", "glass_blur", "motion_blur", "smear", "zoom_blur"]
 
@@ -31,21 +29,18 @@ def gaussian_blur(images: Images, rngs: Rngs, sigma: float) -> Floats:
 
 def defocus_blur(images: Images, rngs: Rngs, radius: float, alias_blur: float) -> Floats:
     """Blur with a disc of `radius` pixels whose rim is softened by `alias_blur`: a lens out of focus."""
-    height, width = images.shape[1:3]
     stack = planes(images)
     total = np.zeros_like(stack)
-    for rows, columns in zip(*_disc_matrices(radius, alias_blur, height, width), strict=True):
-        total += separable(stack, rows, columns)
+    for share, weights in _separable_parts(radius, alias_blur):
+        total += np.float32(share) * filter_axes(stack, weights, "mirror")
     return total.transpose(0, 2, 3, 1)
 
 
 @lru_cache(maxsize=32)
-def _disc_matrices(radius: float, alias_blur: float, height: int, width: int) -> tuple[list[Floats], list[Floats]]:
+def _separable_parts(radius: float, alias_blur: float) -> list[tuple[float, Weights]]:
     """Split the disc into separable parts: a symmetric kernel is the sum of its eigenvectors' outer products."""
     values, vectors = np.linalg.eigh(disc(radius, alias_blur))
-    kept = np.flatnonzero(np.abs(values) > 1e-6)
-    rows = [filter_matrix(height, values[i] * vectors[:, i]) for i in kept]
-    return rows, [filter_matrix(width, vectors[:, i]) for i in kept]
+    return [(float(values[i]), tuple(vectors[:, i].tolist())) for i in np.flatnonzero(np.abs(values) > 1e-6)]
 
 
 def disc(radius: float, alias_blur: float) -> NDArray[np.float64]:
@@ -59,8 +54,7 @@ def disc(radius: float, alias_blur: float) -> NDArray[np.float64]:
     kernel = (line[:, None] ** 2 + line**2 <= radius**2).astype(float)
     taps = np.arange(-1, 2) if radius <= 8 else np.arange(-2, 3)
     weights = np.exp(-(taps**2) / (2 * alias_blur**2))
-    smooth = filter_matrix(len(line), weights / weights.sum()).astype(float)
-    kernel = smooth @ (kernel / kernel.sum()) @ smooth.T
+    kernel = filter_axes(kernel / kernel.sum(), tuple((weights / weights.sum()).tolist()), "mirror")
     used = kernel.max(axis=0) > 1e-9
     return np.asarray(kernel[np.ix_(used, used)])
 
@@ -68,20 +62,13 @@ def disc(radius: float, alias_blur: float) -> NDArray[np.float64]:
 def zoom_blur(images: Images, rngs: Rngs, stop: float, step: float) -> Floats:
     """Average the image with its magnifications 1, 1 + step, ... below `stop`: moving towards the object."""
     count, height, width, channels = images.shape
+    lines = np.ascontiguousarray(images.transpose(1, 0, 3, 2), dtype=np.float32).reshape(height, -1, width)
+    total = np.zeros((width, height, count * channels), dtype=np.float32)
     factors = np.arange(1, stop, step).tolist()
-    columns = np.ascontiguousarray(images.transpose(1, 0, 3, 2), dtype=np.float32).reshape(height, -1)
-    total = np.zeros((width, height * count * channels), dtype=np.float32)
     for factor in factors:
-        rows = (_sparse_zoom(height, factor) @ columns).reshape(-1, width)
-        total += _sparse_zoom(width, factor) @ np.ascontiguousarray(rows.T)
+        total += zoom(lines, factor)
     zoomed = total.reshape(width, height, count, channels).transpose(2, 1, 0, 3)
     return np.asarray((images + zoomed) / np.float32(len(factors) + 1), dtype=np.float32)
-
-
-@lru_cache(maxsize=256)
-def _sparse_zoom(size: int, factor: float) -> Any:
-    """Return the zoom along one axis as a sparse matrix: with two entries a row it is several times as fast."""
-    return optional("scipy.sparse", "bench").csr_array(zoom_matrix(size, factor))
 
 
 def motion_blur(images: Images, rngs: Rngs, radius: float, sigma: float) -> Floats:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dpl.data.corruptions.arrays import Floats, Images, Rngs, gaussian_matrix, separable, uniform
+from dpl.data.corruptions.arrays import Floats, Images, Rngs, filter_axes, gaussian_weights, uniform
 
 __all__ = ["contrast", "elastic_transform", "jpeg_compression", "pixelate", "sample", "saturate"]
 
@@ -65,8 +65,7 @@ def elastic_transform(images: Images, rngs: Rngs, strength: float, sigma: float,
     x, y = (columns * to_source[:, 0, k] + rows * to_source[:, 1, k] + to_source[:, 2, k] for k in (0, 1))
     warped = sample(images.astype(np.float32), y, x, repeat_edge=False)
     field = uniform(rngs, -1, 1, (2, height, width))
-    smooth = [gaussian_matrix(size, sigma, mode="reflect", truncate=3.0) for size in (height, width)]
-    shift = separable(field, *smooth) * np.float32(strength)
+    shift = np.float32(strength) * filter_axes(field, gaussian_weights(sigma, truncate=3.0), "reflect")
     return sample(warped, rows + shift[:, 1], columns + shift[:, 0], repeat_edge=True)
 
 

@@ -5,7 +5,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dpl.data.corruptions.arrays import Floats, Images, Rngs, draw, gaussian_matrix, separable
+from dpl.data.corruptions.arrays import Floats, Images, Rngs, draw, filter_axes, gaussian_weights
 from dpl.extras import optional
 
 __all__ = ["edges", "spatter"]
@@ -41,8 +41,7 @@ def spatter(
 
 
 def _smooth(stack: Floats, sigma: float) -> Floats:
-    height, width = stack.shape[1:]
-    return separable(stack, gaussian_matrix(height, sigma), gaussian_matrix(width, sigma))
+    return filter_axes(stack, gaussian_weights(sigma), "nearest")
 
 
 def _water(liquid: Floats, amount: float) -> Floats:

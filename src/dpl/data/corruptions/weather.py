@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dpl.data.corruptions.arrays import Floats, Images, Rngs, draw, separable, to_bytes, uniform, zoom_matrix
+from dpl.data.corruptions.arrays import Floats, Images, Rngs, draw, to_bytes, uniform, zoom
 from dpl.data.corruptions.blur import smear
 from dpl.data.corruptions.frost import frost_crops
 from dpl.data.corruptions.plasma import plasma
@@ -17,7 +17,7 @@ def snow(
     rngs: Rngs,
     mean: float,
     spread: float,
-    zoom: float,
+    size: float,
     threshold: float,
     radius: float,
     sigma: float,
@@ -26,7 +26,7 @@ def snow(
     """Whiten the image and add two layers of smeared flakes, the second being the first turned by 180 degrees."""
     height, width = images.shape[1:3]
     flakes = mean + spread * draw(rngs, lambda rng: rng.standard_normal((height, width), dtype=np.float32))
-    flakes = separable(flakes, zoom_matrix(height, zoom), zoom_matrix(width, zoom))
+    flakes = zoom(flakes.transpose(1, 0, 2), size).transpose(2, 1, 0)
     layer = to_bytes(255 * np.where(flakes < threshold, 0, flakes))[..., None].astype(np.float32)
     layer = np.rint(smear(layer, radius, sigma, uniform(rngs, -135, -45, ())))
     pixels = images.astype(np.float32)
