@@ -30,7 +30,7 @@ def test_source_is_required_and_a_relative_named() -> None:
     with pytest.raises(dpl.SettingError, match="'shot_im'"):
         dpl.adapt(tiny_network(), "swr_nsp")
     with pytest.raises(dpl.SettingError, match="no batch"):
-        dpl.adapt(tiny_network(), "swr_nsp", source=[])
+        dpl.adapt(tiny_network(), "swr_nsp", source=[], classifier="fc")
 
 
 def test_weights_are_squared_scaled_cosines_of_gradients() -> None:
