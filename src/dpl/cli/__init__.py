@@ -15,6 +15,7 @@ __all__ = ["main"]
 COMMANDS = {
     "demo": "show adaptation at work on real images, offline",
     "adapt": "predict a folder of images with a model that adapts to them",
+    "train": "train a source model on the source domains",
     "list": "list the methods, or the settings of one",
 }
 

@@ -1,0 +1,213 @@
+"""The training loop: draw, update, validate, keep the best, save; from wherever the run was stopped."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from dpl.data import Batch, batches, square, training, training_batches
+from dpl.errors import DataError, SettingError
+from dpl.streams import seed_hash
+from dpl.streams.domain import whole_number
+from dpl.training.curves import draw_curves
+from dpl.training.folder import TrainFolder, opened
+from dpl.training.learner import Learner
+from dpl.training.record import check_same, describe, file_sha256, session
+from dpl.training.sources import Sources, open_sources
+from dpl.training.spec import TrainSpec
+
+__all__ = ["StepReport", "TrainResult", "train"]
+
+_VALIDATION_BATCH = 64
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """How a run stands after one step; `mean` is the last validation accuracy in percent, None before the first."""
+
+    step: int
+    steps: int
+    loss: float
+    mean: float | None
+
+
+OnStep = Callable[[StepReport], None]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished run; accuracies are in percent, on the held-out images of the source domains."""
+
+    weights: Path
+    """The checkpoint that was kept."""
+    step: int
+    """The step after which it was taken, counted from 0."""
+    mean: float
+    validation: dict[str, float]
+    seconds: float
+    """Time spent, without what was lost when a run was killed."""
+    history: list[Record] = field(repr=False)
+
+
+@dataclass
+class _Progress:
+    """What goes on from step to step beside the network; all of it is saved."""
+
+    step: int = 0  # the next one
+    loss_sum: float = 0.0  # since the last validation
+    loss_count: int = 0
+    seconds: float = 0.0
+    history: list[Record] = field(default_factory=list)
+
+    def add(self, loss: float) -> None:
+        self.step += 1
+        self.loss_sum += loss
+        self.loss_count += 1
+
+    def best(self) -> Record:
+        """Return the highest mean accuracy; of equals the earliest."""
+        return max(self.history, key=lambda entry: float(entry["mean"]))
+
+
+def train(
+    spec: TrainSpec,
+    *,
+    data: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    on_step: OnStep | None = None,
+    workers: int = 2,
+    cache: str | os.PathLike[str] | None = None,
+    save_every: int | None = None,
+    device: str | None = None,
+) -> TrainResult:
+    """Train a source model on the benchmark below `data` and keep everything about it in the folder `out`.
+
+    A run that was stopped goes on from its last save, which happens every `save_every` steps (default: whenever it
+    validates), and ends with the same weights to the bit. `workers` threads read images, and `cache` is a folder for
+    decoded ones: neither changes the result. `device` is by default the GPU where there is one.
+    """
+    every = whole_number("save_every", spec.eval_every if save_every is None else save_every, least=1)
+    place = _device(device)
+    sources = open_sources(spec, data, cache=cache, workers=workers)
+    asked = describe(spec, sources)
+    with opened(out) as folder, torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+        record = folder.description() or asked
+        check_same(record, asked, folder.path)
+        learner = Learner(spec, len(sources.classes), place)
+        run = _Run(spec, sources, learner, folder, workers, _restore(folder, learner))
+        if run.progress.step < spec.steps:
+            record["sessions"].append(session(run.progress.step, place) | {"fresh_head": learner.fresh_head})
+            folder.describe(record)
+            run.go(every, on_step)
+        return _finish(run.progress, folder, record)
+
+
+def _device(name: str | None) -> torch.device:
+    try:
+        return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise SettingError(f"device={name!r}: no device of that name; expected cpu, cuda or cuda:N") from error
+
+
+def _restore(folder: TrainFolder, learner: Learner) -> _Progress:
+    """Bring the learner to where the run was stopped, and the folder's log with it."""
+    saved = folder.saved()
+    if saved is None:
+        progress = _Progress()
+    else:
+        manifest, tensors = saved
+        learner.load_state(tensors)
+        progress = _Progress(**manifest["progress"])
+        if not folder.best.exists():
+            raise DataError(f"{folder.best} is missing; remove {folder.path} to begin this run again")
+    folder.write_log(progress.history)
+    return progress
+
+
+def _finish(progress: _Progress, folder: TrainFolder, record: Record) -> TrainResult:
+    best = progress.best()
+    record["result"] = {**best, "seconds": progress.seconds, "best_sha256": file_sha256(folder.best)}
+    folder.describe(record)
+    settings = record["settings"]
+    left_out = f"without {settings['target']}" if settings["target"] else f"{settings['source']} alone"
+    draw_curves(progress.history, f"{settings['network']} on {settings['dataset']}, {left_out}", folder.curves)
+    return TrainResult(
+        folder.best, best["step"], best["mean"], best["validation"], progress.seconds, list(progress.history)
+    )
+
+
+@dataclass
+class _Run:
+    spec: TrainSpec
+    sources: Sources
+    learner: Learner
+    folder: TrainFolder
+    workers: int
+    progress: _Progress
+
+    def go(self, save_every: int, on_step: OnStep | None) -> None:
+        """Do all steps that are left."""
+        spec, progress = self.spec, self.progress
+        began = time.perf_counter() - progress.seconds
+        with closing(self._drawn()) as drawn:
+            for step, batch in zip(range(progress.step, spec.steps), drawn, strict=False):
+                loss = self._update(step, batch)
+                progress.seconds = time.perf_counter() - began
+                if _due(step, spec.eval_every, spec.steps):
+                    self._validate(step)
+                    progress.seconds = time.perf_counter() - began
+                if _due(step, save_every, spec.steps):
+                    self.folder.save({"progress": asdict(progress)}, self.learner.state())
+                if on_step is not None:
+                    mean = progress.history[-1]["mean"] if progress.history else None
+                    on_step(StepReport(step, spec.steps, loss, mean))
+
+    def _drawn(self) -> Generator[Batch, None, None]:
+        sets = [domain.training for domain in self.sources.domains]
+        drawn = training_batches(
+            sets,
+            training(self.spec.size),
+            per_domain=self.spec.per_domain,
+            seed=self.spec.seed,
+            start_step=self.progress.step,
+            workers=self.workers,
+        )
+        return cast(Generator[Batch, None, None], drawn)
+
+    def _update(self, step: int, batch: Batch) -> float:
+        loss = self.learner.update(batch, seed_hash("step", self.spec.seed, step))
+        if not math.isfinite(loss):
+            raise SettingError(f"lr={self.spec.lr}: the loss is {loss} at step {step}; lower the learning rate")
+        self.progress.add(loss)
+        return loss
+
+    def _validate(self, step: int) -> None:
+        """Measure each source domain, log it, and keep the weights if they are the best so far."""
+        progress = self.progress
+        accuracies = {}
+        for domain in self.sources.domains:
+            plain = batches(
+                domain.validation, None, square(self.spec.size), _VALIDATION_BATCH, workers=self.workers,
+                on_error="raise",
+            )  # fmt: skip
+            accuracies[domain.name] = self.learner.accuracy(plain)
+        mean = sum(accuracies.values()) / len(accuracies)
+        loss = progress.loss_sum / progress.loss_count
+        entry = {"step": step, "loss": loss, "mean": mean, "validation": accuracies, "seconds": progress.seconds}
+        progress.history.append(entry)
+        progress.loss_sum, progress.loss_count = 0.0, 0
+        if progress.best() is entry:
+            self.folder.write_best(self.learner.weights())
+        self.folder.append_log(entry)
+
+
+def _due(step: int, every: int, steps: int) -> bool:
+    """Whether something happens after this step that happens after step 0, every so many steps, and at the end."""
+    return step % every == 0 or step == steps - 1

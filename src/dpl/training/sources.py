@@ -1,0 +1,111 @@
+"""The source domains of a run: which they are, and their images for training and for validation."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dpl.data import Benchmark, ImageSet, open_benchmark, unchanged
+from dpl.data.cache import cached
+from dpl.data.loader import in_order
+from dpl.data.sets import Files, choose_domains
+from dpl.data.transforms import Pixels
+from dpl.errors import DataError, SettingError
+from dpl.streams import domainbed_split
+from dpl.training.spec import TrainSpec
+
+__all__ = ["HOLDOUT", "SourceDomain", "Sources", "open_sources"]
+
+HOLDOUT = 0.2
+
+
+@dataclass(frozen=True)
+class SourceDomain:
+    """One domain, parted into the images that are trained on and those that validate."""
+
+    name: str
+    index: int
+    images: int
+    training: ImageSet
+    validation: ImageSet
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The domains that are trained on, in the benchmark's order; names as the benchmark spells them."""
+
+    dataset: str
+    classes: tuple[str, ...]
+    target: str | None
+    domains: tuple[SourceDomain, ...]
+    digest: str
+    """Hash of the names and labels of all images trained on or validated with."""
+
+
+def open_sources(
+    spec: TrainSpec, data: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None, workers: int = 0
+) -> Sources:
+    """Open the benchmark below `data` and part each source domain by DomainBed's rule.
+
+    With `cache`, a folder, images are decoded once into it and read from there.
+    """
+    benchmark = open_benchmark(spec.dataset, data)
+    names = list(benchmark.domains)
+    (chosen,) = choose_domains(benchmark.name, [str(spec.target or spec.source)], names)
+    wanted = [chosen] if spec.target is None else [name for name in names if name != chosen]
+    if not wanted:
+        raise SettingError(f"target={chosen!r} is the only domain of {benchmark.name}; no domain is left to train on")
+    whole = {name: _labelled(benchmark, name) for name in wanted}
+    digest = _digest(whole)
+    if cache is not None:
+        whole = {name: _decoded(image_set, Path(cache), workers) for name, image_set in whole.items()}
+    domains = tuple(_part(spec, name, names.index(name), whole[name]) for name in wanted)
+    return Sources(benchmark.name, benchmark.classes, chosen if spec.target else None, domains, digest)
+
+
+def _labelled(benchmark: Benchmark, name: str) -> ImageSet:
+    image_set = benchmark[name]
+    if not image_set.labelled:
+        raise DataError(f"{image_set.name}: some of its images have no label; a source domain needs one for each")
+    return image_set
+
+
+def _part(spec: TrainSpec, name: str, index: int, image_set: ImageSet) -> SourceDomain:
+    split = domainbed_split(len(image_set), domain_index=index, trial_seed=spec.trial_seed, holdout=HOLDOUT)
+    if len(split.outside) == 0:
+        raise DataError(f"{image_set.name}: {len(image_set)} images; a fifth is held out to validate: 5 are the least")
+    validation = image_set.subset(split.outside[: spec.max_val])
+    return SourceDomain(name, index, len(image_set), image_set.subset(split.inside), validation)
+
+
+def _digest(image_sets: dict[str, ImageSet]) -> str:
+    digest = hashlib.sha256()
+    for name, image_set in image_sets.items():
+        files = image_set.source.names if isinstance(image_set.source, Files) else ()
+        digest.update("\n".join([name, *files]).encode("utf-8", "surrogateescape"))
+        digest.update(np.ascontiguousarray(image_set.labels, dtype="<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _decoded(image_set: ImageSet, folder: Path, workers: int) -> ImageSet:
+    """Return the set with its pixels in the cache: of full size, since the augmentation crops before it shrinks."""
+
+    def read(index: int) -> Pixels | DataError:
+        try:
+            return unchanged().pixels(image_set.load(index))
+        except DataError as error:
+            return error
+
+    def rows() -> Iterator[Pixels | DataError]:
+        return in_order(read, range(len(image_set)), workers=workers, ahead=64)
+
+    try:
+        held = cached(image_set, unchanged(), folder, rows)
+    except DataError as error:
+        raise DataError(
+            f"cache: only images of one size can be kept decoded; train without a cache ({error})"
+        ) from error
+    return image_set if held is None else held
