@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpl.errors import InputError
-from dpl.memory.bank import BankRule, Slots, empty_slots, offer, oldest_first
+from dpl.memory.bank import BankRule, Slots, empty_slots, offer, offer_by_lot, oldest_first
 
 
 class LiteralBank:
@@ -104,3 +104,40 @@ def test_certain_samples_replace_doubtful_ones() -> None:
 def test_unequal_lengths_are_refused() -> None:
     with pytest.raises(InputError, match=r"labels have shape \(2,\)"):
         offer(empty_slots(4, torch.empty(0)), torch.zeros(2, dtype=torch.int64), torch.zeros(3), BankRule(2))
+
+
+def lots(
+    held: list[int], counts: list[int], labels: list[int], seed: int = 0
+) -> tuple[list[int], list[int], list[int]]:
+    """Offer by lot; return what is held, how often each class was offered, and the rows that are in the bank."""
+    luck = torch.rand(len(labels), 3, generator=torch.Generator().manual_seed(seed))
+    results = offer_by_lot(torch.tensor(held), torch.tensor(counts), torch.tensor(labels), luck)
+    return results[0].tolist(), results[1].tolist(), results[2].tolist()
+
+
+def test_a_reservoir_fills_before_it_draws() -> None:
+    held, counts, rows = lots([-1] * 4, [0, 0], [1, 1, 0])
+    assert held == [1, 1, 0, -1]
+    assert counts == [1, 2]
+    assert rows == [0, 1, 2]
+
+
+def test_a_small_class_always_finds_a_place_among_the_largest() -> None:
+    for seed in range(20):
+        held, _, rows = lots([0, 0, 0, 1, 2, 2, 2], [3, 1, 3, 0], [3, 1], seed)
+        assert sorted(rows) == [0, 1]
+        assert sorted(held) in ([0, 0, 1, 1, 2, 2, 3],)  # first one of the two largest, then the other
+
+
+def test_every_sample_of_a_single_class_is_kept_with_the_same_probability() -> None:
+    kept = torch.zeros(40)
+    for seed in range(2000):
+        kept[lots([-1] * 8, [0], [0] * 40, seed)[2]] += 1
+    expected, spread = 2000 * 8 / 40, (2000 * 0.2 * 0.8) ** 0.5
+    assert (kept - expected).abs().max() < 4.5 * spread
+
+
+def test_the_reservoirs_classes_stay_balanced_when_they_come_in_runs() -> None:
+    held, counts, _ = lots([-1] * 12, [0] * 4, [0] * 50 + [1] * 20 + [2] * 100 + [3] * 3)
+    assert counts == [50, 20, 100, 3]
+    assert [held.count(label) for label in range(4)] == [3, 3, 3, 3]

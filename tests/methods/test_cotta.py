@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import dpl
+from dpl.errors import InputError
 from dpl.surgery import Network
 from dpl.surgery.norm import Batch
 from parity.tiny import stream, tiny_network
@@ -131,3 +132,12 @@ def test_small_and_constant_batches_stay_finite(size: int, name: str) -> None:
         for _ in range(3):
             assert model(images).isfinite().all()
     assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+def test_images_normalised_outside_the_network_are_refused_even_if_no_view_is_needed() -> None:
+    model = cotta(threshold=0.0)
+    before = model.state_dict()
+    with pytest.raises(InputError, match="normalise inside"):
+        model(BATCHES[0] * 4 - 2)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert cotta(augment=lambda x: x)(BATCHES[0] * 4 - 2).isfinite().all()

@@ -128,3 +128,12 @@ def test_a_network_without_batch_norm_learns_too() -> None:
     assert model.last.updated
     assert model.trainable == ["2.weight", "2.bias"]
     assert not torch.equal(model.model[2].weight, plain[2].weight)
+
+
+def test_images_normalised_outside_the_network_are_refused_at_once() -> None:
+    model = rotta()
+    before = model.state_dict()
+    with pytest.raises(InputError, match="normalise inside"):
+        model(IMAGES[:4] * 4 - 2)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert rotta(augment=lambda x: x)(IMAGES[:4] * 4 - 2).isfinite().all()

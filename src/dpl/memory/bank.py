@@ -1,9 +1,11 @@
-"""A small bank of samples that stays balanced over predicted classes, prefers recent and certain ones (RoTTA).
+"""Small banks of samples that stay balanced over predicted classes, whatever the order in which these come.
 
-Yuan, Xie, Li, Robust Test-Time Adaptation in Dynamic Scenarios, CVPR 2023: "category-balanced sampling with timeliness
-and uncertainty". Samples are offered one after another, and each decision depends on all before it, so this is a
-sequential algorithm over a few dozen slots: on the host it takes microseconds for a sample, where a tensor
-formulation would launch a dozen kernels for each. The bank's record comes to the host once for a whole batch.
+`offer` keeps recent and certain samples: Yuan, Xie, Li, Robust Test-Time Adaptation in Dynamic Scenarios (RoTTA), CVPR
+2023. `offer_by_lot` keeps samples from all times alike: Gong et al., NOTE, NeurIPS 2022.
+
+Samples are offered one after another, and each decision depends on all before it, so these are sequential algorithms
+over a few dozen slots: on the host they take microseconds for a sample, where a tensor formulation would launch a
+dozen kernels for each. The bank's record comes to the host once for a whole batch.
 """
 
 import math
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from dpl.errors import InputError
 
-__all__ = ["BankRule", "Slots", "empty_slots", "offer", "oldest_first"]
+__all__ = ["BankRule", "Slots", "empty_slots", "offer", "offer_by_lot", "oldest_first"]
 
 
 class Slots(NamedTuple):
@@ -61,6 +63,31 @@ def offer(slots: Slots, labels: Tensor, uncertainty: Tensor, rule: BankRule) -> 
     for label, doubt in zip(labels.tolist(), uncertainty.tolist(), strict=True):
         ledger.add(label, doubt)
     return ledger.result(slots)
+
+
+def offer_by_lot(held: Tensor, counts: Tensor, labels: Tensor, luck: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Offer samples with these predicted labels [B] to a class-balanced reservoir, in order.
+
+    In a full bank, a sample of a smaller class takes a random place among those of a largest class; one of a largest
+    class takes a random place of its own class with probability (places of the class / samples of it ever offered).
+
+    Args:
+        held: the label in each slot [N]; -1: empty.
+        counts: how many samples of each class were ever offered [C].
+        labels: the newcomers' labels [B].
+        luck: three random numbers in [0, 1) for each newcomer [B, 3].
+
+    Returns:
+        The new `held` and `counts`; the rows of those samples that are in the bank at the end; the slot of each.
+    """
+    reservoir = _Reservoir(held.tolist(), counts.tolist())
+    for row, (label, numbers) in enumerate(zip(labels.tolist(), luck.tolist(), strict=True)):
+        reservoir.add(row, label, *numbers)
+    taken = sorted(reservoir.rows)
+    rows = [reservoir.rows[slot] for slot in taken]
+    results = reservoir.held, reservoir.counts, rows, taken
+    new = [torch.tensor(values, dtype=torch.int64, device=held.device) for values in results]
+    return new[0], new[1], new[2], new[3]
 
 
 def oldest_first(slots: Slots) -> Tensor:
@@ -129,3 +156,32 @@ class _Ledger:
         )
         rows = torch.tensor([self.born[slot] for slot in taken], dtype=torch.int64, device=device)
         return new, rows, torch.tensor(taken, dtype=torch.int64, device=device)
+
+
+class _Reservoir:
+    """The class-balanced reservoir on the host while samples come in."""
+
+    def __init__(self, held: list[int], counts: list[int]) -> None:
+        self.held, self.counts = held, counts
+        self.rows: dict[int, int] = {}  # which newcomer is in a slot
+        self.members: dict[int, list[int]] = {}
+        for slot, label in enumerate(held):
+            self.members.setdefault(label, []).append(slot)
+        self.free = self.members.pop(-1, [])
+
+    def add(self, row: int, label: int, entry: float, which_class: float, which_place: float) -> None:
+        """Offer one sample."""
+        self.counts[label] += 1
+        slot = self.free.pop(0) if self.free else self._draw_place(label, entry, which_class, which_place)
+        if slot is not None:
+            self.held[slot], self.rows[slot] = label, row
+            self.members.setdefault(label, []).append(slot)
+
+    def _draw_place(self, label: int, entry: float, which_class: float, which_place: float) -> int | None:
+        most = max(map(len, self.members.values()))
+        largest = sorted(owner for owner, places in self.members.items() if len(places) == most)
+        if label not in largest:
+            label = largest[int(which_class * len(largest))]
+        elif entry > most / self.counts[label]:
+            return None
+        return self.members[label].pop(int(which_place * most))

@@ -32,7 +32,7 @@ from dpl.objectives.consistency import soft_cross_entropy, symmetric_cross_entro
 from dpl.objectives.precision import at_least_float32
 from dpl.surgery import Network
 from dpl.surgery.split import logits_of
-from dpl.views import View, cotta_view, seeded
+from dpl.views import View, check_images, cotta_view, seeded
 
 __all__ = ["CoTTA", "CoTTASettings"]
 
@@ -78,6 +78,8 @@ class CoTTA(GradientMethod[CoTTASettings]):
 
     def step(self, images: Tensor) -> Tensor:
         """Ask the teacher, teach the student, let the teacher follow, restore."""
+        if self.settings.augment is None:
+            check_images(images)  # not only when the first batch comes that needs views
         for _ in range(self.settings.steps):
             target, facts = self.teach(images)
             with torch.enable_grad():

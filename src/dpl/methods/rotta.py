@@ -21,29 +21,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpl.errors import InputError
 from dpl.memory.bank import BankRule, Slots, empty_slots, offer, oldest_first
 from dpl.memory.teacher import ema_update, share_frozen
-from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.banked import BankedMethod, BankedSettings
+from dpl.methods.base import Objective
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
+from dpl.methods.settings import setting
 from dpl.objectives.consistency import soft_cross_entropy
 from dpl.objectives.precision import at_least_float32
 from dpl.surgery import Network, Pass
 from dpl.surgery.norm import Blend
-from dpl.views import cotta_view, seeded
+from dpl.views import check_images, cotta_view, seeded
 
 __all__ = ["RoTTA", "RoTTASettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoTTASettings(GradientSettings):
+class RoTTASettings(BankedSettings):
     """Settings of RoTTA."""
 
     statistics: float = setting(0.05, "a: share of the bank's statistics in BatchNorm's at an update", low=0, high=1)
     momentum: float = setting(0.999, "1 - nu: share of the teacher that stays at an update", low=0, high=1)
-    capacity: int = setting(64, "N: samples in the bank", low=1)
-    every: int = setting(64, "images between updates", low=1)
     time_weight: float = setting(1.0, "lambda_t: weight of a sample's age in its score", low=0)
     doubt_weight: float = setting(1.0, "lambda_u: weight of a sample's entropy in its score", low=0)
     augment: Callable[[Tensor], Tensor] | None = setting(None, "random view of a batch; the authors' when not given")
@@ -56,16 +54,14 @@ class RoTTASettings(GradientSettings):
     passes="1 forward; every 64 images 2 forward and 1 backward over 64",
     views=True,
 )
-class RoTTA(GradientMethod[RoTTASettings]):
+class RoTTA(BankedMethod[RoTTASettings]):
     """A robust bank and a teacher."""
 
     settings_class = RoTTASettings
     teacher: nn.Module
-    samples: Tensor | None  # [N, ...]
-    labels: Tensor  # of the samples, as `Slots`
+    labels: Tensor  # of the bank's samples; these three are its `Slots`
     ages: Tensor
     uncertainty: Tensor
-    seen: int  # images since the last update
 
     def __init__(self, network: Network, settings: RoTTASettings) -> None:
         super().__init__(network, settings)
@@ -75,22 +71,13 @@ class RoTTA(GradientMethod[RoTTASettings]):
         share_frozen(self.teacher_network.module, network.module)
         self.declare_module("teacher", self.teacher_network.module.requires_grad_(False))
         like = torch.empty(0, device=network.device, dtype=network.dtype)
-        self.declare(samples=None, seen=0, **empty_slots(settings.capacity, at_least_float32(like))._asdict())
+        self.declare(**empty_slots(settings.capacity, at_least_float32(like))._asdict())
 
     def step(self, images: Tensor) -> Tensor:
-        """Predict with the teacher, fill the bank, and learn from it whenever `every` images have come."""
-        self._check_size(images)
-        logits = self.predict(images)
-        first, self.facts = 0, {"updated": False, "reason": f"updates come every {self.settings.every} images"}
-        while first < len(images):
-            rows = slice(first, first + self.settings.every - self.seen)
-            self.remember(images[rows], logits[rows])
-            first += len(images[rows])
-            if self.seen == self.settings.every:
-                self.seen = 0
-                self.learn()
-        self.facts["bank"] = (self.labels >= 0).sum()
-        return self.answer(images, logits)
+        """Refuse what no view can be made of, before anything changes; then as every method with a bank."""
+        if self.settings.augment is None:
+            check_images(images)
+        return super().step(images)
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
@@ -102,24 +89,19 @@ class RoTTA(GradientMethod[RoTTASettings]):
         """What the bank knows of its samples."""
         return Slots(self.labels, self.ages, self.uncertainty)
 
-    def remember(self, images: Tensor, logits: Tensor) -> None:
-        """Offer images to the bank with their predicted class and entropy."""
-        s, p = self.settings, at_least_float32(logits).softmax(dim=1)
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Offer samples to the bank with their predicted class and entropy."""
+        p = at_least_float32(logits).softmax(dim=1)
         entropy = -(p * (p + 1e-6).log()).sum(dim=1)
-        rule = BankRule(logits.shape[1], s.time_weight, s.doubt_weight)
+        rule = BankRule(logits.shape[1], self.settings.time_weight, self.settings.doubt_weight)
         slots, rows, places = offer(self.slots, p.argmax(dim=1), entropy, rule)
         self.labels, self.ages, self.uncertainty = slots
-        if self.samples is None:
-            self.samples = images.new_zeros(s.capacity, *images.shape[1:])
-        self.samples = self.samples.index_copy(0, places, images[rows])
-        self.seen += len(images)
+        return rows, places
 
     def learn(self) -> None:
         """Let the student follow the teacher on the bank's samples, and the teacher the student."""
-        order = oldest_first(self.slots)
-        if self.samples is None:
-            return
-        samples, s = self.samples[order], self.settings
+        s, order = self.settings, oldest_first(self.slots)
+        samples = self.stored(order)
         weight = torch.sigmoid(-self.ages[order].to(self.uncertainty.dtype) / s.capacity)
         for _ in range(s.steps):
             view = seeded(self.augment, self.random.fresh_seed())(samples)
@@ -129,13 +111,6 @@ class RoTTA(GradientMethod[RoTTASettings]):
                 out = robust_pass(self.network, view, s.statistics)
                 self.update(Objective((soft_cross_entropy(out.logits, target) * weight).mean()), out)
             ema_update(self.teacher.parameters(), self.network.module.parameters(), s.momentum)
-
-    def _check_size(self, images: Tensor) -> None:
-        if self.samples is not None and self.samples.shape[1:] != images.shape[1:]:
-            raise InputError(
-                f"images have shape {tuple(images.shape[1:])}, those in RoTTA's bank {tuple(self.samples.shape[1:])}; "
-                "resize them, or call reset() when the stream changes"
-            )
 
 
 def robust_pass(network: Network, images: Tensor, share: float) -> Pass:

@@ -1,6 +1,22 @@
 """Random augmented views of image batches, as the authors of each method drew them; plain torch, on any device."""
 
 from dpl.views.draw import View, seeded
-from dpl.views.recipes import adacontrast_strong_view, adacontrast_weak_view, cotta_view, rmt_view, roid_view
+from dpl.views.recipes import (
+    adacontrast_strong_view,
+    adacontrast_weak_view,
+    check_images,
+    cotta_view,
+    rmt_view,
+    roid_view,
+)
 
-__all__ = ["View", "adacontrast_strong_view", "adacontrast_weak_view", "cotta_view", "rmt_view", "roid_view", "seeded"]
+__all__ = [
+    "View",
+    "adacontrast_strong_view",
+    "adacontrast_weak_view",
+    "check_images",
+    "cotta_view",
+    "rmt_view",
+    "roid_view",
+    "seeded",
+]

@@ -18,7 +18,7 @@ from dpl.views.colour import colour_jitter, saturation
 from dpl.views.draw import Draw, View
 from dpl.views.geometry import Places, blur, centred, random_resized_crop, sample, wander, zoomed_crop
 
-__all__ = ["adacontrast_strong_view", "adacontrast_weak_view", "cotta_view", "rmt_view", "roid_view"]
+__all__ = ["adacontrast_strong_view", "adacontrast_weak_view", "check_images", "cotta_view", "rmt_view", "roid_view"]
 
 _LARGE = 96  # pixels a side from which "auto" crops: AdaContrast's authors crop photographs but not CIFAR images
 
@@ -114,7 +114,7 @@ def _on_images(view: Callable[[Tensor, Draw], Tensor], per_sample: bool) -> View
 
     @torch.no_grad()
     def on_images(images: Tensor) -> Tensor:
-        _check(images)
+        check_images(images)
         with torch.autocast(images.device.type, enabled=False):
             wide = at_least_float32(images).clamp(0, 1)
             return view(wide, Draw(wide, per_sample=per_sample)).clamp(0, 1).to(images.dtype)
@@ -122,7 +122,7 @@ def _on_images(view: Callable[[Tensor, Draw], Tensor], per_sample: bool) -> View
     return on_images
 
 
-def _check(images: Tensor) -> None:
+def check_images(images: Tensor) -> None:
     """Refuse what cannot be an image, or was normalised outside the network: clipping would destroy it silently."""
     if images.ndim != 4 or not images.is_floating_point():
         raise InputError(

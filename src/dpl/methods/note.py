@@ -1,0 +1,122 @@
+"""NOTE: normalise each image by itself where it is unusual, and learn from a reservoir balanced over predictions.
+
+Gong et al., NOTE: Robust Continual Test-time Adaptation Against Temporal Correlation, NeurIPS 2022. A BatchNorm layer
+with statistics mu, v uses for an instance with own statistics m, u over L places
+
+    mu' = mu + shrink(m - mu, k sqrt(v / L)),    v' = max(0, v + shrink(u - v, k v sqrt(2 / (L - 1))))
+
+where shrink(x, t) = sign(x) max(|x| - t, 0): what sampling noise explains is ignored. Every image is offered to a
+class-balanced reservoir (dpl.memory.bank); after every N images the mean entropy of its samples is minimised with
+statistics mu, v of the samples, towards which the running ones move by 0.01.
+
+Updates: affine parameters of normalisation layers, and running statistics. Needs: BatchNorm layers; the authors
+train the source with these layers too (`k=1e9` gives a network trained otherwise plain ones). Output: from before the
+updates, with running statistics, so that no image's prediction depends on its batch.
+Departures from the authors' code: all images of a batch are predicted before any update; the entropy has no 1e-6
+inside its logarithm and is not divided by the number of classes (Adam does not see such a factor).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dpl.errors import SettingError
+from dpl.memory.bank import offer_by_lot
+from dpl.methods.banked import BankedMethod, BankedSettings
+from dpl.methods.base import Objective
+from dpl.methods.registry import register
+from dpl.methods.settings import setting
+from dpl.objectives import entropy
+from dpl.surgery import Network
+from dpl.surgery.norm import Forward, NormControl, normalise
+
+__all__ = ["NOTE", "InstanceAware", "NOTESettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NOTESettings(BankedSettings, lr=1e-4):
+    """Settings of NOTE."""
+
+    k: float = setting(4.0, "instances deviate by more than k standard errors to be normalised by themselves", low=0)
+    statistics: float = setting(0.01, "share of the bank's statistics in the running ones at an update", low=0, high=1)
+
+
+@dataclass(frozen=True)
+class InstanceAware:
+    """The rule of the equations above, around running statistics or, with `move`, the batch's."""
+
+    k: float
+    move: float | None = None  # by how much the running statistics follow the batch's
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+        """Normalise each instance."""
+        mean, variance = (s.view(1, -1, *[1] * (x.ndim - 2)) for s in self._statistics(layer, x))
+        places = x[0, 0].numel()
+        if places > 1:
+            own_variance, own_mean = torch.var_mean(x, dim=list(range(2, x.ndim)), keepdim=True)
+            noise = variance + layer.eps
+            mean = mean + _shrink(own_mean - mean, self.k * (noise / places).sqrt())
+            variance = variance + _shrink(own_variance - variance, self.k * noise * (2 / (places - 1)) ** 0.5)
+        x = (x - mean) * torch.rsqrt(variance.clamp(min=0) + layer.eps)
+        zero = torch.zeros(x.shape[1], device=x.device, dtype=x.dtype)
+        return normalise(layer, forward, x, zero, zero + (1 - layer.eps))  # the affine part, and what is fused to it
+
+    def _statistics(self, layer: _BatchNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+        running_mean, running_var = layer.running_mean, layer.running_var
+        if running_mean is None or running_var is None:
+            return _batch_statistics(x)
+        if self.move is None or x.numel() // x.shape[1] < 2:
+            return running_mean, running_var
+        mean, variance = _batch_statistics(x)
+        running_mean.lerp_(mean.detach().to(running_mean.dtype), self.move)
+        running_var.lerp_(variance.detach().to(running_var.dtype), self.move)
+        return mean, variance
+
+
+@register(
+    "note",
+    paper="Gong et al., NOTE: Robust Continual Test-time Adaptation Against Temporal Correlation, NeurIPS 2022",
+    updates="affine parameters and running statistics of normalisation layers",
+    passes="1 forward; every 64 images 1 forward and 1 backward over 64",
+    needs_norm=True,
+)
+class NOTE(BankedMethod[NOTESettings]):
+    """Instance-aware normalisation and a balanced reservoir."""
+
+    settings_class = NOTESettings
+    labels: Tensor  # predicted class of each sample in the bank; -1: empty
+    counts: Tensor | None  # samples of each class offered so far
+
+    def __init__(self, network: Network, settings: NOTESettings) -> None:
+        super().__init__(network, settings)
+        if settings.norm != "running":
+            raise SettingError(f"norm={settings.norm!r}: NOTE has a rule of its own around 'running'; k= tunes it")
+        network.norm.rule = InstanceAware(settings.k)
+        self.declare(labels=torch.full((settings.capacity,), -1, device=network.device), counts=None)
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Offer samples to the reservoir by their predicted class."""
+        if self.counts is None:
+            self.counts = torch.zeros(logits.shape[1], dtype=torch.int64, device=logits.device)
+        luck = torch.rand(len(logits), 3, generator=self.random.generator, device=logits.device)
+        self.labels, self.counts, rows, slots = offer_by_lot(self.labels, self.counts, logits.argmax(dim=1), luck)
+        return rows, slots
+
+    def learn(self) -> None:
+        """Minimise the entropy of the bank's samples, and let the running statistics follow theirs."""
+        samples = self.stored(torch.nonzero(self.labels >= 0).flatten())
+        for _ in range(self.settings.steps):
+            with torch.enable_grad(), self.network.norm.using(InstanceAware(self.settings.k, self.settings.statistics)):
+                out = self.network(samples)
+                self.update(Objective(entropy(out.logits).mean()), out)
+
+
+def _batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1])
+    return mean, variance
+
+
+def _shrink(x: Tensor, threshold: Tensor) -> Tensor:
+    return x.sign() * (x.abs() - threshold).clamp(min=0)
