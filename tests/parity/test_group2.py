@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import dpl
+from dpl.memory.supports import EMPTY
 from dpl.methods.supports import SupportSet
 from parity.tiny import project, stream, tiny_network, trace
 
@@ -21,7 +22,7 @@ def listed(supports: SupportSet) -> dict[str, Tensor]:
     order = supports.entropies.argsort(dim=1)
     entropies = supports.entropies.gather(1, order)
     features = supports.features.gather(1, order[:, :, None].expand_as(supports.features))
-    held = entropies < torch.inf
+    held = entropies < EMPTY
     classes = torch.arange(len(held))[:, None].expand_as(held)[held]
     labels = torch.nn.functional.one_hot(classes, len(held)).double()
     return {"supports": features[held], "labels": labels, "ent": entropies[held]}

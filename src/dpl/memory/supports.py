@@ -1,8 +1,8 @@
 """Support sets: for each class, the samples that were predicted with the lowest entropy.
 
 A set of features has K places for each class, `features` [C, K, d], and the entropies of what lies there, `entropies`
-[C, K], where infinity marks an empty place. A support's class is its row, so no label is stored; a batch of B enters
-with O(B d) copying and without any shape that depends on the data, so that a GPU never waits.
+[C, K], where EMPTY marks an empty place. A support's class is its row, so no label is stored; a batch of B enters with
+O(B d) copying and without any shape that depends on the data, so that a GPU never waits.
 """
 
 import torch
@@ -13,6 +13,7 @@ from dpl.errors import InputError, SettingError
 from dpl.objectives.precision import at_least_float32, full_precision
 
 __all__ = [
+    "EMPTY",
     "drop_worst_supports",
     "insert_supports",
     "lowest_in_class",
@@ -24,6 +25,9 @@ __all__ = [
 ]
 
 _EPS = 1e-12
+
+# Above any entropy (at most log C), finite, and exact in half precision too.
+EMPTY = 8192.0
 
 
 def rank_in_class(labels: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +66,7 @@ def widen_supports(features: Tensor, entropies: Tensor, places: int) -> tuple[Te
     more = places - entropies.shape[1]
     if more < 0:
         raise InputError(f"places={places}: the set has {entropies.shape[1]} places for each class already")
-    return F.pad(features, (0, 0, 0, more)), F.pad(entropies, (0, more), value=torch.inf)
+    return F.pad(features, (0, 0, 0, more)), F.pad(entropies, (0, more), value=EMPTY)
 
 
 def insert_supports(
@@ -75,10 +79,10 @@ def insert_supports(
 
     Args:
         features: the set's features, [C, K, d]; changed.
-        entropies: the set's entropies, [C, K], infinity for an empty place; changed.
+        entropies: the set's entropies, [C, K], EMPTY for an empty place; changed.
         new_features: [B, d].
         labels: their classes, [B].
-        new_entropies: [B]; NaN never enters.
+        new_entropies: [B]; a value that is not finite never enters.
 
     Returns:
         Which samples entered, [B].
@@ -103,21 +107,21 @@ def insert_supports(
 
 def drop_worst_supports(entropies: Tensor) -> Tensor:
     """Return the entropies with the highest of each class turned into an empty place."""
-    worst = entropies.masked_fill(entropies == torch.inf, -torch.inf).argmax(dim=1, keepdim=True)
-    return entropies.scatter(1, worst, torch.inf)
+    worst = entropies.masked_fill(entropies >= EMPTY, -1).argmax(dim=1, keepdim=True)
+    return entropies.scatter(1, worst, EMPTY)
 
 
 @full_precision
 def support_sums(features: Tensor, entropies: Tensor) -> Tensor:
     """Return for each class the sum of its L2-normalised supports, [C, d]; zero for a class without any."""
     length = torch.linalg.vector_norm(features, dim=2).clamp(min=_EPS)
-    return _weighted_sum(features, (entropies < torch.inf).to(features.dtype) / length)
+    return _weighted_sum(features, (entropies < EMPTY).to(features.dtype) / length)
 
 
 @full_precision
 def support_means(features: Tensor, entropies: Tensor) -> Tensor:
     """Return for each class the mean of its supports, [C, d]; zero for a class without any."""
-    held = (entropies < torch.inf).to(features.dtype)
+    held = (entropies < EMPTY).to(features.dtype)
     return _weighted_sum(features, held / held.sum(dim=1, keepdim=True).clamp(min=1))
 
 

@@ -10,8 +10,9 @@ w_ij is the affinity of two images of the batch, from their L2-normalised featur
     "linear"  <f_i, f_j>
 
 Updates: nothing; no state is carried, so `predict` and a step are the same. Needs: a linear classifier, and batches
-(it helps where classes come in runs, and hurts little elsewhere). Output: log y, so that softmax gives y back (the
-authors return y). BatchNorm uses the source's statistics.
+in which few classes meet: it is made for streams where classes come in runs, and on a shuffled stream it can merge
+classes and end far below the source. Output: log y, so that softmax gives y back (the authors return y). BatchNorm
+uses the source's statistics.
 
 Departures: sigma is kept above zero, so that one image, or equal ones, do not give NaN; "knn" never counts an image
 as its own neighbour (theirs drops the nearest, which among equal images may be another).

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dpl.errors import SettingError
 from dpl.memory.supports import (
+    EMPTY,
     drop_worst_supports,
     insert_supports,
     nearest_supports,
@@ -44,7 +45,8 @@ class SupportSet(Stateful):
     """Features by pseudo-label, the `filter_k` of lowest entropy for each class; what leaves is gone for good."""
 
     features: Tensor  # [C, K, d]
-    entropies: Tensor  # [C, K], infinity for an empty place
+    entropies: Tensor  # [C, K], EMPTY for an empty place
+    sums: Tensor  # [C, d], of each class's normalised supports
 
     def __init__(self, network: Network, settings: SupportSettings) -> None:
         super().__init__()
@@ -56,7 +58,11 @@ class SupportSet(Stateful):
         # Only what is needed at first: a row's own class need not be the one that the classifier gives it.
         most = int(torch.bincount(logits.argmax(dim=1)).max())
         features = rows.new_zeros(network.classes, min(self.places, most), rows.shape[1])
-        self.declare(features=features, entropies=torch.full_like(features[:, :, 0], torch.inf))
+        self.declare(
+            features=features,
+            entropies=torch.full_like(features[:, :, 0], EMPTY),
+            sums=torch.zeros_like(features[:, 0]),
+        )
         self._insert(rows, logits)
 
     def add(self, out: Pass) -> Tensor:
@@ -69,31 +75,39 @@ class SupportSet(Stateful):
 
     @torch.no_grad()
     def _insert(self, features: Tensor, logits: Tensor) -> Tensor:
-        return insert_supports(self.features, self.entropies, features, logits.argmax(dim=1), entropy(logits))
+        labels = logits.argmax(dim=1)
+        entered = insert_supports(self.features, self.entropies, features, labels, entropy(logits))
+        self._sum(labels)
+        return entered
 
+    def _sum(self, labels: Tensor) -> None:
+        """Add up the supports again where something may have changed: in the given classes, if that is less work."""
+        if len(labels) >= len(self.sums):
+            self.sums = support_sums(self.features, self.entropies)
+        else:
+            fresh = support_sums(self.features[labels], self.entropies[labels])
+            self.sums = self.sums.index_copy(0, labels, fresh.to(self.sums.dtype))
+
+    @torch.no_grad()
     def drop_worst(self) -> None:
         """Remove the support of highest entropy from every class."""
         self.entropies = drop_worst_supports(self.entropies)
+        self.sums = support_sums(self.features, self.entropies)
 
     @property
     def size(self) -> Tensor:
         """How many supports there are, as a 0-d tensor."""
-        return (self.entropies < torch.inf).sum()
-
-    @torch.no_grad()
-    def sums(self) -> Tensor:
-        """Return the sum of each class's normalised supports, [C, d]."""
-        return support_sums(self.features, self.entropies)
+        return (self.entropies < EMPTY).sum()
 
     @torch.no_grad()
     def means(self) -> tuple[Tensor, Tensor]:
         """Return the mean of each class's supports, [C, d], and which classes have any, [C]."""
-        present = (self.entropies < torch.inf).any(dim=1)
+        present = (self.entropies < EMPTY).any(dim=1)
         return support_means(self.features, self.entropies), present
 
     @torch.no_grad()
     def nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k most similar supports of each query, [B, k, d], and which of them exist, [B, k]."""
         rows = self.features.flatten(0, 1)
-        index, found = nearest_supports(queries, rows, k, (self.entropies < torch.inf).flatten())
+        index, found = nearest_supports(queries, rows, k, (self.entropies < EMPTY).flatten())
         return at_least_float32(rows[index]), found

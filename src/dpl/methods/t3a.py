@@ -10,7 +10,7 @@ batch enters the support set first and is predicted then; logits have no bias an
 the supports there are. BatchNorm uses the source's statistics.
 
 The authors choose K among 1, 5, 20, 50, 100 and "all" on source validation data; the default is in the middle.
-Departures: ties of entropy are broken by age (theirs by chance), and with filter_k=-1 all supports are kept, up to
+Departures: of equal entropies the older support stays (theirs: by chance), and with filter_k=-1 all are kept, up to
 `capacity` in all so that an endless stream stays bounded. The authors' -1 is a slice that drops the worst support of
 every class at each batch, so that a class may lose its only one and score 0 from then on; `authors=True` does the same.
 """
@@ -25,7 +25,7 @@ from dpl.methods.base import Method
 from dpl.methods.registry import register
 from dpl.methods.settings import setting
 from dpl.methods.supports import SupportSet, SupportSettings
-from dpl.objectives.precision import full_precision
+from dpl.objectives.precision import at_least_float32, full_precision
 from dpl.surgery import Network, Pass
 
 __all__ = ["T3A", "T3ASettings"]
@@ -71,10 +71,10 @@ class T3A(Method[T3ASettings]):
         return self._score(self.network(images))
 
     def _score(self, out: Pass) -> Tensor:
-        return template_logits(out.z, self.supports.sums()).to(out.logits.dtype)
+        return template_logits(out.z, self.supports.sums).to(out.logits.dtype)
 
 
 @full_precision
 def template_logits(features: Tensor, sums: Tensor) -> Tensor:
     """Return the inner products of features [B, d] with the normalised templates [C, d]."""
-    return features @ F.normalize(sums, dim=1).T
+    return features @ F.normalize(at_least_float32(sums), dim=1).to(features.dtype).T

@@ -34,7 +34,7 @@ from dpl.methods.supports import SupportSet, SupportSettings
 from dpl.objectives.precision import at_least_float32, full_precision
 from dpl.surgery import Network
 
-__all__ = ["TAST", "EnsembleHead", "TASTSettings", "centroid_logits", "mean_divergence", "vote"]
+__all__ = ["TAST", "EnsembleHead", "TASTSettings", "mean_divergence", "project", "scaled_cosine", "vote"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +104,11 @@ class TAST(Method[TASTSettings]):
             out = self.network(images)
         self.supports.add(out)
         neighbours, found = self._neighbours(out.z)
-        centres = self.supports.means()
         for _ in range(self.settings.steps):
-            with torch.no_grad():
-                targets, answer = self._vote(neighbours, found, centres)
             with torch.enable_grad():
-                logits = centroid_logits(out.z, *centres, self.head, self.settings.scale)
+                centroids = self._centroids()
+                targets, answer = self._vote(neighbours, found, centroids.detach())
+                logits = scaled_cosine(project(out.z, self.head), centroids, self.settings.scale)
                 loss = self.settings.members * mean_divergence(logits, targets)
                 updated = self.optimizer.step(loss, loss.detach().isfinite())
         self.facts = {"loss": loss.detach(), "updated": updated, "supports": self.supports.size}
@@ -119,7 +118,7 @@ class TAST(Method[TASTSettings]):
     def predict(self, images: Tensor) -> Tensor:
         """Answer with the supports and the head as they are."""
         out = self.network(images)
-        _, answer = self._vote(*self._neighbours(out.z), self.supports.means())
+        _, answer = self._vote(*self._neighbours(out.z), self._centroids())
         return answer.log().to(out.logits.dtype)
 
     def _neighbours(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,19 +130,28 @@ class TAST(Method[TASTSettings]):
             found = found & (torch.arange(found.shape[1], device=found.device) < average)
         return neighbours, found
 
-    def _vote(self, neighbours: Tensor, found: Tensor, centres: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        logits = centroid_logits(neighbours.flatten(0, 1), *centres, self.head, self.settings.scale)
+    def _centroids(self) -> Tensor:
+        """Return the direction of each class's centroid for each member, [E, C, d/4]; zero for an empty class."""
+        means, present = self.supports.means()
+        return project(means, self.head) * present[:, None]
+
+    @torch.no_grad()
+    def _vote(self, neighbours: Tensor, found: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
+        logits = scaled_cosine(project(neighbours.flatten(0, 1), self.head), centroids, self.settings.scale)
         targets, answers = vote(logits.view(len(logits), *found.shape, -1), found)  # [E, B, k, C] -> [E, B, C]
         return targets, answers.mean(dim=0)
 
 
 @full_precision
-def centroid_logits(features: Tensor, means: Tensor, present: Tensor, head: EnsembleHead, scale: float) -> Tensor:
-    """Return tau cos(h_e(v), m_ec) for the rows v of `features`, [E, n, C]; 0 for a class without supports."""
-    projected = head(torch.cat([features, means.to(features.dtype)]).to(head.weight.dtype))
-    projected = F.normalize(at_least_float32(projected), dim=-1)
-    points, centroids = projected[:, : len(features)], projected[:, len(features) :] * present[:, None]
-    return scale * points @ centroids.mT
+def project(features: Tensor, head: EnsembleHead) -> Tensor:
+    """Return the direction of each row in the space of each member, [E, n, d/4]."""
+    return F.normalize(at_least_float32(head(features.to(head.weight.dtype))), dim=-1)
+
+
+@full_precision
+def scaled_cosine(directions: Tensor, centroids: Tensor, scale: float) -> Tensor:
+    """Return tau cos(v, m_c) for normalised rows, [..., n, C]; 0 where a centroid is zero."""
+    return scale * directions @ centroids.mT
 
 
 @full_precision

@@ -28,7 +28,7 @@ from dpl.memory.supports import lowest_in_class, nearest_supports
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings, setting
-from dpl.methods.tast import mean_divergence, vote
+from dpl.methods.tast import mean_divergence, scaled_cosine, vote
 from dpl.objectives import entropy
 from dpl.objectives.precision import full_precision
 from dpl.surgery import Network, Pass
@@ -116,4 +116,5 @@ class TASTBN(GradientMethod[TASTBNSettings]):
 def mean_logits(features: Tensor, supports: Tensor, labels: Tensor, classes: int, scale: float) -> Tensor:
     """Return tau cos(v, m_c) for the rows v of `features`, [n, C]; 0 for a class without supports."""
     sums = features.new_zeros(classes, features.shape[1]).index_add(0, labels, supports.to(features.dtype))
-    return scale * F.normalize(features, dim=1) @ F.normalize(sums, dim=1).T  # a mean and a sum point the same way
+    # a sum points the same way as a mean
+    return scaled_cosine(F.normalize(features, dim=1), F.normalize(sums, dim=1), scale)

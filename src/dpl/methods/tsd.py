@@ -11,9 +11,10 @@ running ones, so that the adapted network can be used by itself. Needs: a linear
 logits from before the update. With several steps the batch enters the supports once, at the first.
 
 `variant="released"` (default) is the code that the authors published and that made their numbers: n is the L1 norm, so
-that all similarities are near 1/d, and r is the softmax of a softmax. Both make the loss and its gradient tiny, which
-Adam rescales. `variant="paper"` is the formula as written: n is the L2 norm (cosine similarity), r = softmax of the
-logits. It moves the network much faster and is in effect another method, so it is not the default.
+that all similarities are near 1/d, and r is the softmax of a softmax. Both make the gradient tiny and turn it another
+way; Adam, which does not see its size, makes it matter. `variant="paper"` is the formula as written: n is the L2 norm
+(cosine similarity), r = softmax of the logits. That is in effect another method, so it is not the default; use it with
+SGD, which the released loss hardly moves.
 
 Left out, as in the released code: the local clustering loss (its weight is 0 there) and the consistency filter.
 Departures: filter_k=-1 keeps all supports, up to `capacity` (theirs drops the worst of every class at each batch); the
@@ -79,7 +80,7 @@ class TSD(GradientMethod[TSDSettings]):
 
     def loss(self, out: Pass) -> Objective:
         """Divergence of the prototypes' answer from the classifier's."""
-        value = self_distillation(out.z, self.supports.sums(), out.logits.detach(), self.settings.variant)
+        value = self_distillation(out.z, self.supports.sums, out.logits.detach(), self.settings.variant)
         return Objective(value, facts={"supports": self.supports.size})
 
 
@@ -88,7 +89,7 @@ def self_distillation(features: Tensor, prototypes: Tensor, logits: Tensor, vari
     """Return the mean KL divergence between softmaxed similarities [B, C] and the classifier's answer."""
     released = variant == "released"
     order = 1 if released else 2
-    similarity = F.normalize(features, p=order, dim=1) @ F.normalize(prototypes, p=order, dim=1).T
+    similarity = F.normalize(features, p=order, dim=1) @ F.normalize(at_least_float32(prototypes), p=order, dim=1).T
     target = at_least_float32(logits).softmax(dim=1) if released else at_least_float32(logits)
     log_q, log_r = similarity.log_softmax(dim=1), target.log_softmax(dim=1)
     return (log_q.exp() * (log_q - log_r)).sum(dim=1).mean()
