@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpl.errors import InputError
-from dpl.memory.teacher import ema_update, restore_randomly, share_frozen
+from dpl.memory.teacher import _hits, ema_update, restore_randomly, share_frozen
 
 
 def tensors(seed: int) -> list[Tensor]:
@@ -47,6 +47,14 @@ def test_restoring_puts_back_the_right_share(rate: float) -> None:
     kept = torch.cat([(own == 1).flatten() for own in ours])
     assert (restored ^ kept).all()
     assert abs(restored.double().mean() - rate) <= 4 * (rate * (1 - rate) / restored.numel()) ** 0.5
+
+
+def test_every_weight_is_restored_equally_often_and_independently() -> None:
+    generator, times = torch.Generator().manual_seed(0), 4000
+    hits = torch.stack([_hits(12, 0.2, generator) for _ in range(times)])
+    assert (hits.mean(dim=0) - 0.2).abs().max() < 4 * (0.16 / times) ** 0.5
+    together = torch.corrcoef(hits.T) - torch.eye(12)
+    assert together.abs().max() < 4.5 / times**0.5
 
 
 def test_restored_and_kept_weights_are_exact() -> None:
