@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpl.errors import InputError, SettingError, SnapshotError
+from dpl.errors import DplError, InputError, SettingError, SnapshotError
 from dpl.methods.base import Fact, Method, Source
 from dpl.methods.registry import get_method
 from dpl.methods.settings import make_settings
@@ -134,8 +134,11 @@ class AdaptiveModel(nn.Module):
         self.fingerprint = _fingerprint(self.model)
         self._source = _as_batches(source)
         self._lock = _Lock()
+        self._accepted: set[torch.Size] = set()
         if self._source is not None and not self._network.confirmed:
-            self._network.watch(next(iter(self._source))[0].to(self._network.device))
+            for images, _ in self._source:
+                self._network.watch(images.to(self._network.device))
+                break
         self._build(prepare=not prepared)
 
     def _build(self, *, prepare: bool) -> None:
@@ -155,7 +158,6 @@ class AdaptiveModel(nn.Module):
         """Predict a batch, then adapt to it; return the logits [B, C]."""
         with self._lock:
             self._check(images)
-            self._confirm_classifier(images)
             if len(images) < self.method.info.min_batch:
                 reason = f"a batch of {len(images)} is below the method's minimum of {self.method.info.min_batch}"
                 self.method.facts = {"updated": False, "reason": reason}
@@ -169,7 +171,6 @@ class AdaptiveModel(nn.Module):
         """Predict a batch and change nothing."""
         with self._lock:
             self._check(images)
-            self._confirm_classifier(images)
             return self.method.predict(images).detach()
 
     @property
@@ -254,9 +255,23 @@ class AdaptiveModel(nn.Module):
             bad = [i for i, row in enumerate(images) if not torch.isfinite(row).all()]
             raise InputError(f"images has non-finite values in rows {bad[:8]}; drop those rows and call again")
 
-    def _confirm_classifier(self, images: Tensor) -> None:
-        """On the first batch, see which layer really makes the logits; start over if it is another one."""
-        if not self._network.confirmed and not self._network.watch(images):
+        if images.shape[1:] not in self._accepted:
+            self._try(images)
+
+    def _try(self, images: Tensor) -> None:
+        """Show the network one image of a new shape, before anything can change.
+
+        The first one also tells which layer really makes the logits; if it is not the assumed one, start over.
+        """
+        try:
+            as_assumed = self._network.watch(images)
+        except (RuntimeError, ValueError, AssertionError, IndexError, TypeError) as error:
+            if isinstance(error, DplError):
+                raise
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"the network refused images of shape {tuple(images.shape)}: {reason}") from error
+        self._accepted.add(images.shape[1:])
+        if not as_assumed:
             self._build(prepare=True)
 
     def _check_state(self, state: Mapping[str, Any], parts: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -310,6 +325,10 @@ def _as_batches(source: Source | tuple[Tensor, Tensor] | None) -> Source | None:
         images, labels = source
         parts = range(0, len(images), _SOURCE_BATCH)
         return [(images[i : i + _SOURCE_BATCH], labels[i : i + _SOURCE_BATCH]) for i in parts]
+    if isinstance(source, Iterator):
+        raise SettingError(
+            "source is an iterator that can be read only once: pass a loader, a list of batches or a pair"
+        )
     return source
 
 

@@ -61,7 +61,7 @@ class NamedOptimizer:
         """Return a copy of the optimizer's state as flat tensors, `<parameter>/<entry>`."""
         flat = {}
         for name, parameter in self.parameters.items():
-            for entry, value in self.optimizer.state.get(parameter, {}).items():
+            for entry, value in sorted(self.optimizer.state.get(parameter, {}).items()):
                 if value is not None:
                     flat[f"{name}/{entry}"] = torch.as_tensor(value).detach().clone()
         return flat

@@ -120,10 +120,12 @@ class Network:
         return select(self.module, scope, self.classifier_name)
 
     def watch(self, images: Tensor) -> bool:
-        """Confirm the classifier on real images; return False if another one was found and taken instead."""
+        """Run one image; confirm the classifier by it, and return False if another one was found and taken instead."""
         guess = self.classifier_name
-        if guess is not None:
-            with self.norm.using(Running()):
+        with self.norm.using(Running()), torch.no_grad():
+            if guess is None or self.confirmed:
+                logits_of(self.module(images[:1]))
+            else:
                 self.classifier_name = watch_classifier(self.module, images[:1], guess)
         self.confirmed = True
         return self.classifier_name == guess

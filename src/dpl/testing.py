@@ -1,0 +1,221 @@
+"""A conformance suite for methods: what every one of them promises, checked on any network.
+
+    from dpl.testing import check_method
+    check_method("my_method", network, batches)
+
+Each check is a function of a `Subject` that raises AssertionError with a sentence; `check_method` runs them all. Third
+parties run it on their own registered methods.
+"""
+
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpl.adapter import AdaptiveModel, adapt, load
+
+__all__ = ["CHECKS", "Subject", "check_method"]
+
+
+@dataclass
+class Subject:
+    """A method with everything needed to run it."""
+
+    method: str
+    network: nn.Module
+    batches: Sequence[Tensor]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    source: Any = None
+
+    def adapt(self) -> AdaptiveModel:
+        """Wrap the network anew."""
+        return adapt(self.network, self.method, source=self.source, **self.settings)
+
+    def run(self, model: AdaptiveModel, steps: int, start: int = 0) -> list[Tensor]:
+        """Feed `steps` batches of the endless repetition of the given ones."""
+        return [model(self.batches[i % len(self.batches)]) for i in range(start, start + steps)]
+
+
+def check_method(
+    method: str, network: nn.Module, batches: Sequence[Tensor], *, source: Any = None, **settings: Any
+) -> None:
+    """Run every check; raise AssertionError naming the first promise that is broken."""
+    for check in CHECKS:
+        check(Subject(method, network, batches, settings, source))
+
+
+def reset_is_exact(subject: Subject, steps: int = 50) -> None:
+    """After many steps `reset()` gives back every bit: weights, optimizer, memory, generator; keys unchanged."""
+    model = subject.adapt()
+    before, logits = model.state_dict(), model.predict(subject.batches[0])
+    first = subject.run(model, 3)
+    subject.run(model, steps - 3, start=3)
+    model.reset()
+    _same_state(before, model.state_dict(), "reset")
+    _require(torch.equal(logits, model.predict(subject.batches[0])), "reset gives other predictions")
+    again = subject.run(model, 3)
+    _require(_all_equal(first, again), "a stream replayed after reset gives other logits")
+    _require(list(model.model.state_dict()) == list(subject.network.state_dict()), "state_dict keys changed")
+
+
+def caller_is_untouched(subject: Subject, steps: int = 3) -> None:
+    """The caller's network, the images, the global generator and the grad mode stay as they were."""
+    flags = {name: p.requires_grad for name, p in subject.network.named_parameters()}
+    weights = copy.deepcopy(subject.network.state_dict())
+    kinds, modes = [type(m) for m in subject.network.modules()], [m.training for m in subject.network.modules()]
+    pixels, random = [batch.clone() for batch in subject.batches], torch.get_rng_state()
+    subject.run(subject.adapt(), steps)
+    _same_state(weights, subject.network.state_dict(), "adapting")
+    _require(flags == {n: p.requires_grad for n, p in subject.network.named_parameters()}, "requires_grad changed")
+    _require(kinds == [type(m) for m in subject.network.modules()], "a module of the caller changed its class")
+    _require(modes == [m.training for m in subject.network.modules()], "a module of the caller changed its mode")
+    _require(_all_equal(pixels, list(subject.batches)), "the images were changed in place")
+    _require(torch.equal(random, torch.get_rng_state()), "the global random generator was used")
+
+
+def predict_changes_nothing(subject: Subject) -> None:
+    """`predict` leaves every bit of the state alone and says the same twice."""
+    model = subject.adapt()
+    subject.run(model, 2)
+    before = model.state_dict()
+    first, second = model.predict(subject.batches[0]), model.predict(subject.batches[0])
+    _same_state(before, model.state_dict(), "predict")
+    _require(torch.equal(first, second), "predict answers differently the second time")
+
+
+def stays_finite(subject: Subject) -> None:
+    """Odd batches never make a logit, a parameter or a memory non-finite."""
+    model = subject.adapt()
+    for images in _odd_batches(subject.batches):
+        logits = model(images)
+        _require(logits.shape[0] == len(images) and logits.ndim == 2, f"logits have shape {tuple(logits.shape)}")
+        _require(bool(logits.isfinite().all()), f"non-finite logits for a batch of {tuple(images.shape)}")
+        _require(not logits.requires_grad, "the returned logits hold on to the graph")
+        # Infinity may mark an empty place in a memory; in the network it would be a fault.
+        bad = [
+            key
+            for key, value in model.state_dict().items()
+            if value.float().isnan().any() or (key.startswith("model.") and value.float().isinf().any())
+        ]
+        _require(not bad, f"non-finite state {bad[:3]} after a batch of {tuple(images.shape)}")
+
+
+def last_is_filled(subject: Subject) -> None:
+    """`last` says whether there was an update, and why not if there was none."""
+    model = subject.adapt()
+    _require(model.last["updated"] is False, "`last` claims an update before the first batch")
+    subject.run(model, 2)
+    _require("updated" in model.last, "`last` does not say whether the model was updated")
+    _require(bool(model.last["updated"]) or "loss" in model.last or "reason" in model.last, "`last` gives no reason")
+
+
+def resumes_exactly(subject: Subject, cut: int = 4, more: int = 8) -> None:
+    """State saved and loaded, in this process, continues with equal bits."""
+    straight = subject.adapt()
+    expected = subject.run(straight, cut + more)[cut:]
+    stopped = subject.adapt()
+    subject.run(stopped, cut)
+    with tempfile.TemporaryDirectory() as folder:
+        stopped.save(Path(folder) / "snapshot")
+        resumed = load(
+            Path(folder) / "snapshot", subject.network, source=subject.source, **_functions(subject.settings)
+        )
+    _require(_all_equal(expected, subject.run(resumed, more, start=cut)), "a resumed stream gives other logits")
+    resumed.reset()
+    straight.reset()
+    _same_state(straight.state_dict(), resumed.state_dict(), "reset of a loaded model")
+
+
+def rolls_back(subject: Subject) -> None:
+    """`load_state_dict` of an earlier `state_dict` is an exact way back."""
+    model = subject.adapt()
+    subject.run(model, 2)
+    earlier = model.state_dict()
+    expected = subject.run(model, 3, start=2)
+    model.load_state_dict(earlier)
+    _same_state(earlier, model.state_dict(), "rollback")
+    _require(_all_equal(expected, subject.run(model, 3, start=2)), "a stream replayed after rollback differs")
+
+
+def copies_are_independent(subject: Subject) -> None:
+    """A deep copy adapts on its own."""
+    model = subject.adapt()
+    subject.run(model, 2)
+    twin = copy.deepcopy(model)
+    before = model.state_dict()
+    subject.run(twin, 2, start=2)
+    _same_state(before, model.state_dict(), "adapting a copy")
+
+
+CHECKS: tuple[Callable[[Subject], None], ...] = (
+    reset_is_exact,
+    caller_is_untouched,
+    predict_changes_nothing,
+    stays_finite,
+    last_is_filled,
+    resumes_exactly,
+    rolls_back,
+    copies_are_independent,
+)
+
+
+def continue_in_new_process(subject_code: str, snapshot: Path, start: int, more: int) -> list[list[list[float]]]:
+    """Load a snapshot in a fresh interpreter and return the logits of the batches that follow.
+
+    `subject_code` is Python that defines `subject`, e.g. an import and a call.
+    """
+    program = (
+        f"{subject_code}\n"
+        "import json, dpl.testing as t, dpl\n"
+        f"again = dict(source=subject.source, **t._functions(subject.settings))\n"
+        f"model = dpl.load({str(snapshot)!r}, subject.network, **again)\n"
+        f"print(json.dumps([x.double().tolist() for x in subject.run(model, {more}, start={start})]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    _require(done.returncode == 0, f"the new process failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def _odd_batches(batches: Sequence[Tensor]) -> list[Tensor]:
+    normal = batches[0]
+    return [
+        normal,
+        normal[:1],
+        normal[:2],
+        normal[: len(normal) - 1],
+        torch.zeros_like(normal),
+        torch.ones_like(normal),
+        normal[:1].expand_as(normal).clone(),
+        normal[:1],
+        normal,
+        *(normal[:1].expand_as(normal) + 0.01 * batch for batch in batches),
+        normal,
+    ]
+
+
+def _functions(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a file cannot hold."""
+    return {name: value for name, value in settings.items() if callable(value)}
+
+
+def _same_state(before: Mapping[str, Tensor], after: Mapping[str, Tensor], what: str) -> None:
+    _require(list(before) == list(after), f"{what} changed the state's keys: {set(before) ^ set(after)}")
+    different = [key for key in before if not torch.equal(before[key], after[key])]
+    _require(not different, f"{what} changed {different[:4]}")
+
+
+def _all_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise AssertionError(sentence)

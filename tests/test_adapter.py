@@ -1,0 +1,337 @@
+"""The library contract: wrap, predict, adapt, reset, save, load; and errors that leave no trace."""
+
+import copy
+import json
+import threading
+
+import pytest
+import torch
+
+import dpl
+from nets import CLASSES, SmallNet, images, network
+
+
+def states_equal(a: dict, b: dict) -> bool:
+    return list(a) == list(b) and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_ten_lines_of_the_readme() -> None:
+    model = dpl.adapt(network(), "dpl", confidence=0.3)
+    logits = model(images())
+    assert logits.shape == (8, CLASSES)
+    assert not torch.equal(model.predict(images()), logits)  # it adapted
+    assert model.last.updated is True
+    assert 0 < model.last.confident <= 1
+    assert model.last["classes"] >= 1
+    model.reset()
+    assert torch.equal(model.predict(images()), network()(images()))
+
+
+def test_default_method_is_dpl() -> None:
+    assert dpl.adapt(network()).method.info.name == "dpl"
+
+
+def test_output_is_from_before_or_after_the_update() -> None:
+    before = dpl.adapt(network(), "dpl", confidence=0.3)
+    after = dpl.adapt(network(), "dpl", confidence=0.3, output="after")
+    assert torch.equal(before(images()), network()(images()))
+    assert torch.equal(after(images()), after.predict(images()))
+
+
+def test_the_adapted_network_is_a_plain_one() -> None:
+    model = dpl.adapt(network(), "dpl", confidence=0.3)
+    model(images())
+    plain = SmallNet()
+    plain.load_state_dict(model.model.state_dict())
+    assert torch.allclose(plain.eval()(images()), model.predict(images()), atol=1e-6)
+    assert torch.allclose(model.model(images()), model.predict(images()), atol=1e-6)
+
+
+def test_state_dict_is_a_copy() -> None:
+    model = dpl.adapt(network(), "dpl", confidence=0.3)
+    earlier = model.state_dict()
+    frozen = copy.deepcopy(earlier)
+    model(images())
+    assert states_equal(earlier, frozen)
+    model.load_state_dict(earlier)
+    assert states_equal(model.state_dict(), frozen)
+
+
+def test_regulariser_acts_where_the_classifier_is_frozen_unless_switched_off() -> None:
+    """With scope='affine' L_REG only reaches the network through the fresh batch mean."""
+
+    def weights(**settings) -> torch.Tensor:
+        model = dpl.adapt(network(), "dpl", scope="affine", confidence=0.3, lr=1e-2, **settings)
+        model(images())
+        return model.model.layer1[1].weight.detach().clone()
+
+    without = weights(reg_weight=0.0)
+    assert not torch.equal(weights(), without)
+    assert torch.allclose(weights(memory_grad=False), without, atol=1e-7)
+
+
+def test_dpl_loss_is_equation_7_on_the_memory_after_its_update() -> None:
+    model = dpl.adapt(network(), "dpl", confidence=0.3, lr=0.0, reg_weight=0.7, momentum=0.6, temperature=0.2)
+    features, w = [], network().fc.weight.detach()
+    handle = model.model.fc.register_forward_pre_hook(lambda _m, args: features.append(args[0].detach()))
+    logits = model(images())
+    handle.remove()
+    labels = dpl.objectives.confident_labels(logits, 0.3)
+    memory = dpl.memory.update_class_memory(w, features[-1], labels, 0.6)
+    expected = dpl.objectives.dpl_star(features[-1], w, labels, 0.2)
+    expected = expected + 0.7 * dpl.objectives.prototype_regularization(w, memory, 0.2)
+    assert model.last.loss == pytest.approx(float(expected), abs=1e-5)
+    assert torch.allclose(model.method.term.memory, memory)
+
+
+@pytest.mark.parametrize("method", ["dpl", "dpl_star", "dpl_o", "dpl_dagger", "pl"])
+def test_no_confident_sample_changes_nothing(method: str) -> None:
+    model = dpl.adapt(network(), method, confidence=1.0)
+    before = model.state_dict()
+    model(images())
+    assert model.last.updated is False
+    assert states_equal(before, model.state_dict())
+
+
+@pytest.mark.parametrize("method", ["dpl_star", "dpl_o"])
+def test_one_class_alone_takes_no_step(method: str) -> None:
+    model = dpl.adapt(network(), method, confidence=0.0)
+    before = model.state_dict()
+    model(images(1).expand(4, -1, -1, -1).clone())
+    assert model.last.updated is False
+    assert states_equal(before, model.state_dict())
+
+
+def test_a_batch_of_one_moves_the_memory_and_regulariser_of_dpl() -> None:
+    model = dpl.adapt(network(), "dpl", confidence=0.0)
+    before = model.state_dict()
+    model(images(1))
+    assert model.last.updated is True
+    assert not states_equal(before, model.state_dict())
+
+
+def test_composition_adds_the_loss_on_the_same_pass() -> None:
+    plain = dpl.adapt(network(), "tent", lr=0.0)
+    both = dpl.adapt(network(), "tent+dpl", lr=0.0, dpl_confidence=0.3)
+    alone = dpl.adapt(network(), "dpl", lr=0.0, confidence=0.3, scope="affine", norm="batch")
+    for model in (plain, both, alone):
+        model(images())
+    assert both.last.loss == pytest.approx(plain.last.loss + alone.last.loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["source+dpl", "norm+dpl", "t3a+dpl", "dpl+dpl"])
+def test_composition_needs_a_gradient_method(name: str) -> None:
+    with pytest.raises(dpl.SettingError, match="no gradient step"):
+        dpl.adapt(network(), name)
+
+
+def test_callable_optimizer() -> None:
+    model = dpl.adapt(network(), "tent", optimizer=lambda params: torch.optim.RMSprop(params, lr=1e-3))
+    model(images())
+    assert model.last.updated is True
+    model.reset()
+    assert states_equal(model.state_dict(), dpl.adapt(network(), "tent").state_dict())
+
+
+def test_a_step_called_off_on_the_device_moves_nothing() -> None:
+    """The flag that a GPU reads without waiting: here on the CPU's fused kernel."""
+    model = dpl.adapt(network(), "tent")
+    model(images())
+    before = model.state_dict()
+    for parameter in model.method.trainable.values():
+        parameter.grad = torch.ones_like(parameter)
+    model.method.optimizer.commit(torch.tensor(False))
+    after = model.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_autocast() -> None:
+    model = dpl.adapt(network(), "dpl", confidence=0.3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(images())
+    assert logits.isfinite().all()
+    assert all(value.isfinite().all() for value in model.model.state_dict().values())
+
+
+def test_moves_to_another_dtype_with_everything() -> None:
+    model = dpl.adapt(network(), "dpl", confidence=0.3)
+    model(images())
+    model.double()
+    assert model(images().double()).dtype == torch.float64
+    assert model.method.term.memory.dtype == torch.float64
+    model.reset()
+    assert model.model.fc.weight.dtype == torch.float64
+
+
+def test_eval_and_train_do_not_disturb_it() -> None:
+    model = dpl.adapt(network(), "tent")
+    model.train()
+    first = model(images())
+    again = dpl.adapt(network(), "tent").eval()
+    assert torch.equal(first, again(images()))
+
+
+def test_threads_take_turns() -> None:
+    model = dpl.adapt(network(), "tent")
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            for seed in range(10):
+                model(images(seed=seed))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+BAD_INPUTS = {
+    "not a tensor": (lambda: [[1.0]], "list"),
+    "integers": (lambda: torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "uint8"),
+    "another dtype": (lambda: images().double(), "float64"),
+    "empty": (lambda: torch.zeros(0, 3, 8, 8), "non-empty"),
+    "no batch dimension": (lambda: torch.zeros(8), "shape"),
+    "NaN": (lambda: torch.cat([images(3), torch.full((1, 3, 8, 8), torch.nan)]), r"rows \[3\]"),
+    "infinite": (lambda: torch.cat([torch.full((1, 3, 8, 8), torch.inf), images(3)]), r"rows \[0\]"),
+    "another device": (lambda: images().to("meta"), "meta"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_bad_input_is_refused_and_changes_nothing(case: str) -> None:
+    make, word = BAD_INPUTS[case]
+    model = dpl.adapt(network(), "dpl", confidence=0.3)
+    model(images())
+    before = model.state_dict()
+    for call in (model, model.predict):
+        with pytest.raises(dpl.InputError, match=word):
+            call(make())
+    assert states_equal(before, model.state_dict())
+
+
+def test_a_wrong_channel_count_changes_nothing() -> None:
+    model = dpl.adapt(network(), "dpl", confidence=0.3)
+    before = model.state_dict()
+    with pytest.raises(dpl.InputError, match="the network refused"):
+        model(torch.rand(2, 4, 8, 8))
+    assert states_equal(before, model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "dlp"}, "unknown method 'dlp'. Did you mean 'dpl'?"),
+        ({"method": "tent+tent"}, "unknown method"),
+        ({"confidense": 0.5}, "Did you mean 'confidence'?"),
+        ({"confidence": 1.5}, "confidence=1.5: expected a number from 0 to 1"),
+        ({"lr": "fast"}, "lr='fast' (str)"),
+        ({"steps": 0}, "steps=0"),
+        ({"steps": 1.5}, "whole number"),
+        ({"scope": "bn"}, "scope='bn': expected one of 'affine'"),
+        ({"optimizer": "adagrad"}, "optimizer='adagrad'"),
+        ({"style": "twice"}, "style='twice'"),
+        ({"memory_grad": "maybe"}, "memory_grad='maybe'"),
+    ],
+)
+def test_wrong_names_and_values(arguments: dict, message: str) -> None:
+    with pytest.raises(dpl.SettingError) as caught:
+        dpl.adapt(network(), **arguments)
+    assert message in str(caught.value)
+
+
+def test_something_that_is_no_network() -> None:
+    with pytest.raises(dpl.SettingError, match=r"torch\.nn\.Module"):
+        dpl.adapt(lambda x: x, "dpl")  # type: ignore[arg-type]
+
+
+class TestSnapshot:
+    def saved(self, tmp_path, **settings):
+        model = dpl.adapt(network(), "dpl", confidence=0.3, **settings)
+        model(images())
+        return model, model.save(tmp_path / "snapshot")
+
+    def test_round_trip(self, tmp_path) -> None:
+        model, folder = self.saved(tmp_path)
+        loaded = dpl.load(folder, network())
+        assert states_equal(model.state_dict(), loaded.state_dict())
+        assert loaded.settings == model.settings
+        assert torch.equal(model(images(seed=1)), loaded(images(seed=1)))
+
+    def test_overwrites_only_snapshots(self, tmp_path) -> None:
+        model, folder = self.saved(tmp_path)
+        model.save(folder)
+        (tmp_path / "precious").mkdir()
+        (tmp_path / "precious" / "thesis.tex").write_text("...")
+        with pytest.raises(dpl.SnapshotError, match="not a snapshot"):
+            model.save(tmp_path / "precious")
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+    def test_other_weights_are_refused(self, tmp_path) -> None:
+        _, folder = self.saved(tmp_path)
+        with pytest.raises(dpl.SnapshotError, match="other source weights"):
+            dpl.load(folder, network(seed=1))
+
+    def test_another_architecture_is_refused(self, tmp_path) -> None:
+        _, folder = self.saved(tmp_path)
+        with pytest.raises(dpl.DplError):
+            dpl.load(folder, network("tokens"))
+
+    @pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"])
+    def test_damage_is_found(self, tmp_path, name: str) -> None:
+        _, folder = self.saved(tmp_path)
+        whole = (folder / name).read_bytes()
+        for broken in (whole[:-1], whole[: len(whole) // 2], b"", whole[:50] + b"?" + whole[51:]):
+            (folder / name).write_bytes(broken)
+            with pytest.raises(dpl.SnapshotCorrupt, match=name):
+                dpl.load(folder, network())
+
+    def test_a_pickle_is_refused_and_not_run(self, tmp_path) -> None:
+        import pickle
+
+        class Evil:
+            def __reduce__(self):
+                return (open, (str(tmp_path / "owned"), "w"))
+
+        _, folder = self.saved(tmp_path)
+        for name in ("state.safetensors", "manifest.json"):
+            keep = (folder / name).read_bytes()
+            (folder / name).write_bytes(pickle.dumps(Evil()))
+            with pytest.raises(dpl.SnapshotCorrupt):
+                dpl.load(folder, network())
+            (folder / name).write_bytes(keep)
+        assert not (tmp_path / "owned").exists()
+
+    def test_not_a_snapshot(self, tmp_path) -> None:
+        with pytest.raises(dpl.SnapshotError, match="not a snapshot"):
+            dpl.load(tmp_path, network())
+
+    def test_functions_must_be_given_again(self, tmp_path) -> None:
+        factory = torch.optim.SGD
+        model = dpl.adapt(network(), "tent", optimizer=lambda params: factory(params, 0.1))
+        model(images())
+        folder = model.save(tmp_path / "snapshot")
+        with pytest.raises(dpl.SnapshotError, match="optimizer"):
+            dpl.load(folder, network())
+        assert dpl.load(folder, network(), optimizer=lambda params: factory(params, 0.1)).last.updated is False
+
+    def test_manifest_says_what_made_it(self, tmp_path) -> None:
+        _, folder = self.saved(tmp_path)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        assert manifest["method"] == "dpl"
+        assert manifest["settings"]["confidence"] == 0.3
+        assert manifest["files"]["state.safetensors"]["sha256"]
+
+    def test_a_foreign_state_is_refused_and_changes_nothing(self) -> None:
+        model = dpl.adapt(network(), "dpl")
+        before = model.state_dict()
+        other = dpl.adapt(network(), "tent").state_dict()
+        broken = {key: value for key, value in before.items() if key != "method.term.memory"}
+        for state in (other, broken, {}, before | {"extra": torch.zeros(1)}):
+            with pytest.raises(dpl.SnapshotError):
+                model.load_state_dict(state)
+        assert states_equal(before, model.state_dict())
