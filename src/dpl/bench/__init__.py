@@ -1,1 +1,16 @@
-"""Benchmarks: experiments as records, run, stored and tabulated."""
+"""Benchmarks: experiments as records, run, stored, resumed, selected and tabulated."""
+
+from dpl.bench.context import Context
+from dpl.bench.engine import Listener, run_cases
+from dpl.bench.grid import Grid, Places, read_grid
+from dpl.bench.online import OnlineResult, evaluate
+from dpl.bench.run import Outcome, run_unit
+from dpl.bench.selection import Candidate, Case
+from dpl.bench.spec import SourceData, Unit
+from dpl.bench.store import Store
+from dpl.bench.tables import MeasuredTable, case_rows, measured_tables
+
+__all__ = [
+    "Candidate", "Case", "Context", "Grid", "Listener", "MeasuredTable", "OnlineResult", "Outcome", "Places",
+    "SourceData", "Store", "Unit", "case_rows", "evaluate", "measured_tables", "read_grid", "run_cases", "run_unit",
+]  # fmt: skip

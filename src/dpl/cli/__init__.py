@@ -16,6 +16,8 @@ COMMANDS = {
     "demo": "show adaptation at work on real images, offline",
     "adapt": "predict a folder of images with a model that adapts to them",
     "train": "train a source model on the source domains",
+    "bench": "run an experiment file over methods, data sets and seeds, and resume it",
+    "corrupt": "make corrupted copies of clean images, as in CIFAR-10-C and ImageNet-C",
     "list": "list the methods, or the settings of one",
 }
 

@@ -1,0 +1,265 @@
+"""From an experiment file to cases: every method on every stream with every seed."""
+
+import dataclasses
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dpl.bench.gridfile import LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections
+from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, known_domains
+from dpl.bench.selection import Candidate, Case, candidates
+from dpl.bench.spec import SourceData, Unit, file_sha256, resolved_settings
+from dpl.data.facts import CORRUPTIONS
+from dpl.data.sets import choose_domains
+from dpl.errors import DataError, SettingError, did_you_mean
+from dpl.methods import get_method
+from dpl.streams import PROTOCOLS
+
+__all__ = ["Grid", "Places", "read_grid"]
+
+_FIELDS = ("weights", "data", "dataset", "network", "target", "source", "seed")
+
+
+@dataclass
+class Places:
+    """Where the files that an experiment names lie on this machine; collects them by the hash of their content."""
+
+    data: Path
+    weights: Path
+    config: Path
+    files: dict[str, Path] = field(default_factory=dict)
+    _digests: dict[Path, str] = field(default_factory=dict)
+
+    def digest(self, path: Path) -> str:
+        """Return a file's hash, computed once, and remember where the file lies."""
+        if path not in self._digests:
+            self._digests[path] = file_sha256(path)
+        self.files.setdefault(self._digests[path], path)
+        return self._digests[path]
+
+    def find(self, name: str) -> Path:
+        """Return a list file named relative to the data folder or to the experiment file."""
+        for base in (self.data, self.config):
+            if (base / name).is_file():
+                return base / name
+        raise DataError(f"{name}: no such file below {self.data} or {self.config}")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A file's experiments, in the order in which its tables list them."""
+
+    title: str
+    sections: tuple[Section, ...]
+    cases: tuple[Case, ...]
+    files: Mapping[str, Path]
+
+    def units(self) -> list[Unit]:
+        """Return every unit that may have to run, each once."""
+        found = {}
+        for case in self.cases:
+            for candidate in case.candidates:
+                for unit in (*candidate.validation, candidate.target):
+                    found[unit.key] = unit
+        return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """What all methods of a section meet: domains, the network's source domains, a seed."""
+
+    domains: tuple[str, ...]
+    trained_on: tuple[str, ...]
+    seed: int
+    severities: tuple[int, ...] = ()
+    target: str = ""
+    source: str | None = None
+
+
+def read_grid(path: Path, places: Places, *, limit: int | None = None) -> Grid:
+    """Read an experiment file; `limit` puts a bound on the images of each domain."""
+    title, sections = read_sections(path)
+    bounded = [s if limit is None else replace(s, limit=min(limit, s.limit or limit)) for s in sections]
+    cases: list[Case] = []
+    for section in bounded:
+        try:
+            _check_section(section)
+            cases += _cases(section, places)
+        except SettingError as error:
+            raise SettingError(f"{path}: {section.name}: {error}") from error
+    return Grid(title, tuple(bounded), tuple(cases), places.files)
+
+
+def _check_section(section: Section) -> None:
+    """Refuse keys that the protocol or the data set would silently ignore."""
+    by_domain = section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE)
+    wrong = {
+        f"protocol {section.protocol}: needs a data set of domains, {section.dataset} is not": by_domain
+        and section.dataset not in DOMAINS,
+        "selection: needs source domains, so protocol: leave_one_domain_out or single_source": section.selection
+        and not by_domain,
+        "oracle: means nothing without selection": section.oracle and not section.selection,
+        "targets: the streams are named by domains in this protocol": section.targets and not by_domain,
+        "sources: for protocol: single_source": section.sources and section.protocol != SINGLE_SOURCE,
+        "domains: the streams are named by targets in this protocol": section.domains and by_domain,
+        f"corrupt: {section.dataset} is not a set of clean images ({', '.join(CLEAN)})": section.corrupt is not None
+        and section.dataset not in CLEAN,
+        "source: rest is for clean images that are corrupted here": section.source == "rest"
+        and section.corrupt is None,
+    }
+    for message, is_wrong in wrong.items():
+        if is_wrong:
+            raise SettingError(message)
+    _check_common(section)
+
+
+def _check_common(section: Section) -> None:
+    """Refuse a setting that is meant for all methods but that not one of them has."""
+    valid = {name for entry in section.methods for name in _setting_names(entry.method)}
+    searched = {} if section.selection is None else section.selection
+    for name in (*section.settings, *searched):
+        if name not in valid:
+            raise SettingError(f"settings: no method here has {name!r}. {did_you_mean(name, valid)}")
+
+
+def _setting_names(method: str) -> list[str]:
+    return [f.name for f in dataclasses.fields(get_method(method).settings_class)]
+
+
+def _cases(section: Section, places: Places) -> Iterator[Case]:
+    for entry in section.methods:
+        for seed in section.seeds:
+            for stream in _streams(section, seed):
+                yield _case(section, entry, stream, places)
+
+
+def _streams(section: Section, seed: int) -> Iterator[_Stream]:
+    """Yield the streams of a section: one for each target, or for each domain where every domain starts anew."""
+    if section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE):
+        yield from _domain_streams(section, seed)
+        return
+    corrupted = section.corrupt is not None or section.dataset in CORRUPTED
+    known = known_domains(section.dataset, corrupted)
+    usual = CORRUPTIONS if corrupted else known
+    names = tuple(usual if section.domains is None else choose_in_order(section.dataset, section.domains, known))
+    severities = section.severities if corrupted else ()
+    if PROTOCOLS[section.protocol].walk == "gradual":
+        severities = (1, 2, 3, 4, 5)
+    if PROTOCOLS[section.protocol].reset == "each":
+        for severity in severities or (None,):
+            for name in names:
+                yield _Stream((name,), (), seed, () if severity is None else (severity,), target=name)
+    else:
+        yield _Stream(names, (), seed, severities, target="all")
+
+
+def choose_in_order(dataset: str, wanted: tuple[str, ...], known: tuple[str, ...]) -> list[str]:
+    """Return the wanted names as the data set spells them, in the order asked for."""
+    return [choose_domains(dataset, [name], known)[0] for name in wanted]
+
+
+def _domain_streams(section: Section, seed: int) -> Iterator[_Stream]:
+    known = DOMAINS[section.dataset]
+    targets = choose_domains(section.dataset, section.targets, known)
+    if section.protocol == LEAVE_ONE_OUT:
+        for target in targets:
+            yield _Stream((target,), tuple(d for d in known if d != target), seed, target=target)
+        return
+    for source in choose_domains(section.dataset, section.sources, known):
+        for target in targets:
+            if target != source:
+                yield _Stream((target,), (source,), seed, target=target, source=source)
+
+
+def _case(section: Section, entry: MethodEntry, stream: _Stream, places: Places) -> Case:
+    names = _setting_names(entry.method)
+    common = {name: value for name, value in section.settings.items() if name in names}
+    grid = _searched(section, entry, names)
+    choices = candidates(grid)
+    built = []
+    for values in choices:
+        target = _unit(section, entry, stream, {"seed": stream.seed, **common, **entry.settings, **values}, places)
+        judges = tuple(_validation(target, domain) for domain in stream.trained_on) if len(choices) > 1 else ()
+        built.append(Candidate(values, target, judges))
+    return Case(section.name, entry.label, stream.seed, tuple(built), stream.source, section.oracle and len(built) > 1)
+
+
+def _searched(section: Section, entry: MethodEntry, names: list[str]) -> dict[str, tuple[Any, ...]]:
+    """Return what is searched for a method: its own grid, or the section's without what is fixed for it."""
+    if section.selection is None or not entry.selection:
+        return {}
+    if entry.grid is not None:
+        return dict(entry.grid)
+    return {k: v for k, v in section.selection.items() if k in names and k not in entry.settings}
+
+
+def _validation(target: Unit, domain: str) -> Unit:
+    """Return the unit that judges the settings of `target` on what was held out of a source domain."""
+    return replace(target, domains=(domain,), part="outside", protocol="reset_each_shift")
+
+
+def _unit(section: Section, entry: MethodEntry, stream: _Stream, settings: dict[str, Any], places: Places) -> Unit:
+    by_domain = section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE)
+    files = {name: getattr(section, name) for name in ("images", "classes") if getattr(section, name)}
+    return Unit(
+        dataset=section.dataset,
+        domains=stream.domains,
+        severities=stream.severities,
+        corrupt=section.corrupt,
+        part="inside" if section.protocol == LEAVE_ONE_OUT else "whole",
+        holdout=section.holdout,
+        limit=section.limit,
+        files={name: places.digest(places.find(value)) for name, value in files.items()},
+        transform=section.transform,
+        protocol="reset_each_shift" if by_domain else section.protocol,
+        order=section.order,
+        delta=section.delta,
+        visits=section.visits,
+        batch_size=entry.batch_size or section.batch_size,
+        seed=stream.seed,
+        network=section.network,
+        weights=places.digest(_weights(section, stream, places)),
+        trained_on=stream.trained_on,
+        method=entry.method,
+        settings=resolved_settings(entry.method, settings),
+        source=_source(section, entry, stream),
+    )
+
+
+def _weights(section: Section, stream: _Stream, places: Places) -> Path:
+    """Return the path of the source weights: the pattern with its words filled in."""
+    for _, name, _, _ in string.Formatter().parse(section.weights):
+        if name is not None and name not in _FIELDS:
+            raise SettingError(f"weights: unknown word {{{name}}}. {did_you_mean(name, _FIELDS)}")
+    words = {
+        "weights": places.weights, "data": places.data, "dataset": section.dataset, "network": section.network,
+        "target": stream.target, "source": stream.source or "", "seed": stream.seed,
+    }  # fmt: skip
+    path = Path(section.weights.format_map(words))
+    if not path.is_file():
+        raise DataError(
+            f"{section.name}: no source weights at {path}; `dpl train` makes them, --weights names their folder"
+        )
+    return path
+
+
+def _source(section: Section, entry: MethodEntry, stream: _Stream) -> SourceData | None:
+    """Return which source images a method sees, None for those that need none."""
+    if get_method(entry.method).info.source == "never":
+        return None
+    size = entry.batch_size or section.batch_size
+    if section.source == "rest":
+        return SourceData(dataset=section.dataset, domains=(), part="rest", batch_size=size)
+    if isinstance(section.source, Mapping):
+        values: dict[str, Any] = {"domains": (), "batch_size": size, **section.source}
+        return SourceData(**values)
+    if section.protocol == LEAVE_ONE_OUT:
+        return SourceData(dataset=section.dataset, domains=stream.trained_on, part="inside", batch_size=size)
+    if section.protocol == SINGLE_SOURCE:
+        return SourceData(dataset=section.dataset, domains=stream.trained_on, batch_size=size)
+    raise SettingError(
+        f"{entry.label} needs source images: add source: {{dataset: ..., split: train}}, or source: rest for clean "
+        "images that are not in the stream"
+    )

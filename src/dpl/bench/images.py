@@ -1,0 +1,182 @@
+"""From a unit to its images: which of a data set are streamed, in segments, as batches."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from dpl.bench.regenerate import regenerated
+from dpl.bench.spec import Unit
+from dpl.data import Batch, ImageSet, batches, resize_crop, square, unchanged
+from dpl.data.facts import CORRUPTIONS, DOMAIN_FOLDERS, DOMAINNET126_COUNTS, EXTRA_CORRUPTIONS
+from dpl.data.sets import Indices
+from dpl.data.sets import Source as ImageSource
+from dpl.data.transforms import Evaluation
+from dpl.errors import DataError, SettingError
+from dpl.streams import Domain, Segment, domainbed_split
+
+if TYPE_CHECKING:
+    from dpl.bench.context import Context
+
+__all__ = [
+    "CLEAN", "CORRUPTED", "DOMAINS", "Part", "check_data", "joined", "known_domains", "make_transform",
+    "open_parts", "part_of", "segment_batches",
+]  # fmt: skip
+
+# Data sets by what their domains are.
+DOMAINS = {
+    "pacs": tuple(DOMAIN_FOLDERS["pacs"].counts),
+    "vlcs": tuple(DOMAIN_FOLDERS["vlcs"].counts),
+    "office_home": tuple(DOMAIN_FOLDERS["officehome"].counts),
+    "terra_incognita": tuple(DOMAIN_FOLDERS["terraincognita"].counts),
+    "domainnet126": tuple(DOMAINNET126_COUNTS),
+}
+CORRUPTED = ("cifar10_c", "cifar100_c", "imagenet_c")
+CLEAN = {"cifar10": "test", "cifar100": "test", "imagenet": "val"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One domain as it is streamed: its images, and where they stand in the whole domain."""
+
+    domain: Domain
+    images: ImageSet
+    positions: Indices
+    whole: int
+
+
+def known_domains(dataset: str, corrupted: bool) -> tuple[str, ...]:
+    """Return the names that a data set's domains can have."""
+    if dataset in DOMAINS:
+        return DOMAINS[dataset]
+    return (*CORRUPTIONS, *EXTRA_CORRUPTIONS) if corrupted or dataset in CORRUPTED else (CLEAN[dataset],)
+
+
+def make_transform(text: str) -> Evaluation:
+    """Return the transform: `unchanged`, `square 224`, `square 256 crop 224` or `resize 256 crop 224`."""
+    match text.split():
+        case ["unchanged"]:
+            return unchanged()
+        case ["square", size] if size.isdecimal():
+            return square(int(size))
+        case ["square", size, "crop", crop] if size.isdecimal() and crop.isdecimal():
+            return square(int(size), crop=int(crop))
+        case ["resize", size, "crop", crop] if size.isdecimal() and crop.isdecimal():
+            return resize_crop(int(size), int(crop))
+    raise SettingError(
+        f"transform: {text!r}; expected 'unchanged', 'square 224', 'square 256 crop 224' or 'resize 256 crop 224'"
+    )
+
+
+def open_parts(unit: Unit, context: "Context") -> list[Part]:
+    """Open every domain of a unit, at every severity, restricted to the images that are streamed."""
+    levels: Sequence[int | None] = unit.severities or (None,)
+    return [_open(unit, context, name, level) for level in levels for name in unit.domains]
+
+
+def _open(unit: Unit, context: "Context", name: str, severity: int | None) -> Part:
+    image_set, index = _domain(unit, context, name, severity)
+    if not image_set.labelled:
+        raise DataError(f"{image_set.name}: some of its images have no label; accuracy needs one for each")
+    positions = part_of(len(image_set), unit.part, index, unit.seed, unit.holdout)
+    positions = _first(positions, unit.limit)
+    if unit.corrupt is not None and severity is not None:
+        transform = make_transform(unit.transform)
+        chosen = regenerated(
+            image_set, positions, transform, name, severity, seed=unit.corrupt, cache=context.cache_folder()
+        )
+    else:
+        chosen = image_set.subset(positions)
+    return Part(Domain(name, chosen.labels, severity), chosen, positions, len(image_set))
+
+
+def _domain(unit: Unit, context: "Context", name: str, severity: int | None) -> tuple[ImageSet, int]:
+    """Return a domain's whole image set, and the domain's number in the benchmark."""
+    if unit.dataset in DOMAINS:
+        benchmark = context.benchmark(unit.dataset)
+        return benchmark[name], list(benchmark.domains).index(name)
+    options = {option: context.file(digest) for option, digest in unit.files.items()}
+    if unit.dataset in CORRUPTED:
+        return context.benchmark(unit.dataset, domains=(name,), severity=severity, **options)[name], 0
+    return context.benchmark(unit.dataset, **options)[CLEAN[unit.dataset]], 0
+
+
+def part_of(size: int, part: str, index: int, seed: int, holdout: float) -> Indices:
+    """Return the positions of a part of a domain."""
+    if part == "whole":
+        return np.arange(size)
+    split = domainbed_split(size, domain_index=index, trial_seed=seed, holdout=holdout)
+    chosen = split.inside if part == "inside" else split.outside
+    if len(chosen) == 0:
+        raise DataError(f"{size} images are too few for a split with a share of {holdout} held out")
+    return chosen
+
+
+def _first(positions: Indices, limit: int | None) -> Indices:
+    """Return at most `limit` positions, drawn by their number alone: the same under every corruption and seed."""
+    if limit is None or limit >= len(positions):
+        return positions
+    drawn = np.random.default_rng([0, len(positions)]).permutation(len(positions))[:limit]
+    return positions[np.sort(drawn)]
+
+
+def segment_batches(segment: Segment, parts: Sequence[Part], unit: Unit, context: "Context") -> Iterator[Batch]:
+    """Yield a segment's images in order of arrival; `indices` are rows of the set that `joined` makes of the parts."""
+    numbers = sorted(set(segment.indices[:, 0].tolist()))
+    chosen = joined([parts[number].images for number in numbers])
+    offsets = np.zeros(len(parts), dtype=np.int64)
+    offsets[numbers] = np.cumsum([0, *(len(parts[number].images) for number in numbers[:-1])])
+    rows = offsets[segment.indices[:, 0]] + segment.indices[:, 1]
+    transform = unchanged() if unit.corrupt is not None else make_transform(unit.transform)
+    return batches(chosen, rows, transform, unit.batch_size, workers=context.workers, cache=context.decoded)
+
+
+def joined(sets: Sequence[ImageSet]) -> ImageSet:
+    """Return several sets of the same classes as one, one after the other."""
+    if len(sets) == 1:
+        return sets[0]
+    labels = np.concatenate([image_set.labels for image_set in sets])
+    return ImageSet(" + ".join(s.name for s in sets), sets[0].classes, labels, _Chain(tuple(s.source for s in sets)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Chain:
+    """Several sources one after the other."""
+
+    sources: tuple[ImageSource, ...]
+    rows: Indices | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources)) if self.rows is None else len(self.rows)
+
+    def load(self, index: int) -> Image.Image:
+        source, row = self._place(index)
+        return source.load(row)
+
+    def where(self, index: int) -> str:
+        source, row = self._place(index)
+        return source.where(row)
+
+    def take(self, indices: Indices) -> "_Chain":
+        return replace(self, rows=indices if self.rows is None else self.rows[indices])
+
+    def identity(self) -> Iterator[bytes]:
+        yield b"all" if self.rows is None else self.rows.tobytes()
+        for source in self.sources:
+            yield from source.identity()
+
+    def _place(self, index: int) -> tuple[ImageSource, int]:
+        row = index if self.rows is None else int(self.rows[index])
+        starts = [0, *accumulate(len(source) for source in self.sources)]
+        number = bisect_right(starts, row) - 1
+        return self.sources[number], row - starts[number]
+
+
+def check_data(unit: Unit, context: "Context") -> None:
+    """Open a unit's data set without making or reading images, so that a wrong folder is told before the first run."""
+    for name in unit.domains:
+        _domain(unit, context, name, unit.severities[0] if unit.severities else None)

@@ -1,0 +1,83 @@
+"""Corruption benchmarks made on the spot from clean images, kept as `.npy` files in a cache folder.
+
+Figures from them are called regenerated: the constants are the published ones, the random draws are not.
+"""
+
+import hashlib
+import io
+import os
+from pathlib import Path
+from tempfile import mkstemp
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from dpl.data.corruptions import corrupt
+from dpl.data.corruptions.apply import is_small
+from dpl.data.sets import Arrays, ImageSet
+from dpl.data.transforms import Transform
+
+__all__ = ["regenerated"]
+
+_FORMAT = 1
+_JPEG_QUALITY = 85  # as ImageNet-C was stored
+
+Pixels = NDArray[np.uint8]
+Positions = NDArray[np.int64]
+
+
+def regenerated(
+    clean: ImageSet, positions: Positions, transform: Transform, name: str, severity: int, *, seed: int, cache: Path
+) -> ImageSet:
+    """Return the images at `positions` of a clean set under one corruption.
+
+    An image's draws depend on the seed, the corruption and its place in the whole clean set alone.
+    """
+    chosen = clean.subset(positions)
+    path = cache / "regenerated" / f"{_key(chosen, positions, transform, name, severity, seed)}.npy"
+    if not path.exists():
+        rows = [
+            _corrupted(chosen, row, int(place), transform, name, severity, seed) for row, place in enumerate(positions)
+        ]
+        _write(path, np.stack(rows))
+    pixels = np.load(path, mmap_mode="r", allow_pickle=False)
+    title = f"{clean.name} regenerated/{name}/{severity}"
+    return ImageSet(title, clean.classes, chosen.labels, Arrays(pixels, origin=title))
+
+
+def _corrupted(
+    chosen: ImageSet, row: int, place: int, transform: Transform, name: str, severity: int, seed: int
+) -> Pixels:
+    pixels = transform.pixels(chosen.load(row))
+    result = corrupt(pixels[None], name, severity, seed=seed, start=place)[0]
+    return result if is_small(result) else _stored_as_jpeg(result)
+
+
+def _stored_as_jpeg(pixels: Pixels) -> Pixels:
+    """Return the pixels after the compression with which large corrupted images are published."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="JPEG", quality=_JPEG_QUALITY)
+    return np.array(Image.open(buffer).convert("RGB"), dtype=np.uint8)
+
+
+def _key(chosen: ImageSet, positions: Positions, transform: Transform, name: str, severity: int, seed: int) -> str:
+    digest = hashlib.sha256(f"{_FORMAT} {transform!r} {name} {severity} {seed}".encode())
+    digest.update(positions.astype("<i8").tobytes())
+    for part in chosen.source.identity():
+        digest.update(part)
+    return digest.hexdigest()[:32]
+
+
+def _write(path: Path, pixels: Pixels) -> None:
+    """Write under a name of its own first, so that a file which is there is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, draft = mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.save(file, pixels, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        Path(draft).unlink(missing_ok=True)

@@ -1,0 +1,160 @@
+"""Run one unit: build its stream, wrap the network, let it predict and adapt, and say what happened."""
+
+import hashlib
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import dpl
+from dpl.adapter import AdaptiveModel
+from dpl.bench.context import Context, Prepared
+from dpl.bench.images import Part, open_parts, segment_batches
+from dpl.bench.online import OnlineResult, evaluate
+from dpl.bench.spec import Unit
+from dpl.data import Batch
+from dpl.errors import DataError
+from dpl.streams import Segment, plan
+
+__all__ = ["Outcome", "Record", "run_unit"]
+
+Record = dict[str, Any]
+OnBatch = Callable[[OnlineResult], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One record for each segment, and for each image what was predicted, in stream order."""
+
+    records: list[Record]
+    arrays: dict[str, NDArray[Any]]
+
+
+@dataclass
+class _Reader:
+    """Hands a stream's batches to the model and remembers which images they were."""
+
+    batches: Iterator[Batch]
+    rows: list[int] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in self.batches:
+            self.failed += batch.failed
+            self.rows += batch.indices.tolist()
+            if len(batch):
+                yield batch.images, batch.labels
+
+
+def run_unit(unit: Unit, context: Context, on_batch: OnBatch | None = None) -> Outcome:
+    """Run a unit from the source model on; the same unit on the same data gives the same figures."""
+    parts = open_parts(unit, context)
+    segments = plan(
+        unit.protocol, [part.domain for part in parts], seed=unit.seed, order=unit.order, delta=unit.delta,
+        visits=unit.visits,
+    )  # fmt: skip
+    prepared = context.prepared(unit, parts)
+    shared = _shared(unit, context, parts, prepared)
+    records: list[Record] = []
+    columns: list[dict[str, NDArray[Any]]] = []
+    for number, segment in enumerate(segments):
+        if segment.reset_before:
+            prepared.model.reset()
+        reader = _Reader(segment_batches(segment, parts, unit, context))
+        result = evaluate(prepared.model, reader, on_batch)
+        if not result.labels:
+            raise DataError(f"{segment.name}: not one image could be read; the first: {': '.join(reader.failed[0])}")
+        column = _predictions(number, segment, parts, reader, result)
+        columns.append(column)
+        records.append(_segment_record(segment, parts, reader, result, column) | shared)
+    return Outcome(records, {name: np.concatenate([c[name] for c in columns]) for name in columns[0]})
+
+
+def _predictions(
+    number: int, segment: Segment, parts: Sequence[Part], reader: _Reader, result: OnlineResult
+) -> dict[str, NDArray[Any]]:
+    """Return what is kept of each image: two bytes for a class, two for a confidence."""
+    members = sorted(set(segment.indices[:, 0].tolist()))
+    starts = np.cumsum([0, *(len(parts[member].images) for member in members)])
+    rows = np.asarray(reader.rows, dtype=np.int64)
+    place = np.searchsorted(starts, rows, side="right") - 1
+    samples = np.concatenate([parts[member].positions for member in members])[rows]
+    return {
+        "segment": np.full(len(rows), number, dtype=np.uint16),
+        "domain": np.asarray(members, dtype=np.uint16)[place],
+        "sample": samples.astype(np.int32),
+        "label": np.asarray(result.labels, dtype=np.uint16),
+        "prediction": np.asarray(result.predictions, dtype=np.uint16),
+        "confidence": np.asarray(result.confidences, dtype=np.float16),
+    }
+
+
+def _segment_record(
+    segment: Segment, parts: Sequence[Part], reader: _Reader, result: OnlineResult, column: dict[str, NDArray[Any]]
+) -> Record:
+    classes = len(parts[0].images.classes)
+    labels, correct = np.asarray(result.labels), result.correct
+    counts, hits = np.bincount(labels, minlength=classes), np.bincount(labels[correct], minlength=classes)
+    by_domain = {
+        parts[member].domain.title: 100.0 * float(correct[column["domain"] == member].mean())
+        for member in np.unique(column["domain"]).tolist()
+    }
+    return {
+        "segment": segment.name,
+        "severity": segment.severity,
+        "visit": segment.visit,
+        "n": len(labels),
+        "accuracy": result.accuracy,
+        "error": 100.0 - result.accuracy,
+        "confidence": float(np.mean(result.confidences)),
+        "per_class": [
+            round(100.0 * h / c, 4) if c else None for h, c in zip(hits.tolist(), counts.tolist(), strict=True)
+        ],
+        "per_class_n": counts.tolist(),
+        "by_domain": by_domain,
+        "batches": result.batches,
+        "updates": result.updates,
+        "skipped": result.batches - result.updates,
+        "unreadable": len(reader.failed),
+        "unreadable_first": [": ".join(entry) for entry in reader.failed[:3]],
+        "seconds_per_image": result.seconds / len(labels),
+    }
+
+
+def _shared(unit: Unit, context: Context, parts: Sequence[Part], prepared: Prepared) -> Record:
+    """Return what all segments of a unit have in common."""
+    model, names = prepared.model, prepared.model.trainable
+    return {
+        "unit": unit.key,
+        "regenerated": unit.corrupt is not None,
+        "output": getattr(model.settings, "output", "before"),
+        "norm": model.settings.norm,
+        "trainable_tensors": len(names),
+        "trainable_values": _values(model),
+        "trainable_sha256": hashlib.sha256("\n".join(names).encode()).hexdigest(),
+        "source_data": prepared.source,
+        "prepare_seconds": prepared.seconds,
+        "data": {part.domain.title: {"streamed": len(part.images), "whole": part.whole} for part in parts},
+        "data_notes": context.notes.get(unit.dataset, []),
+        "versions": _versions(),
+    }
+
+
+def _values(model: AdaptiveModel) -> int:
+    return sum(parameter.numel() for parameter in model.method.trainable.values())
+
+
+def _versions() -> dict[str, str | int]:
+    known: dict[str, str | int] = {"dpl": dpl.__version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "pillow", "timm", "torchvision", "kornia"):
+        try:
+            known[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return known | {"machine": platform.machine(), "threads": torch.get_num_threads()}

@@ -1,0 +1,93 @@
+"""Hyper-parameters chosen as the paper does: on held-out images of the source domains, never on the target.
+
+Each candidate adapts, from the source model, to the held-out part of every source domain; the mean of the online
+accuracies decides, and of equals the earlier candidate wins. The oracle, the candidate that is best on the target,
+can be reported beside; nothing depends on it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from dpl.bench.spec import Unit
+from dpl.bench.store import Store
+
+__all__ = ["PAPER_GRID", "Candidate", "Case", "best", "candidates", "chosen", "complete", "oracle", "ready"]
+
+PAPER_GRID: Mapping[str, tuple[Any, ...]] = {"lr": (5e-6, 5e-5, 5e-4), "steps": (1, 2)}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One choice of settings: the units that judge it, and the unit that it is for."""
+
+    values: Mapping[str, Any]
+    target: Unit
+    validation: tuple[Unit, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of a table: a method on a stream with a seed, and its candidates (one: nothing to choose)."""
+
+    section: str
+    label: str
+    seed: int
+    candidates: tuple[Candidate, ...]
+    source: str | None = None
+    """The only source domain, where a table has a column for each pair of source and target."""
+    oracle: bool = False
+    """Run every candidate on the target too, to show what the best one would have reached."""
+    notes: tuple[str, ...] = field(default=())
+
+
+def candidates(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return every combination, the last setting varying fastest."""
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+def best(scores: Sequence[float]) -> int:
+    """Return the place of the highest score; of equals the earliest, and one that is no number never wins."""
+    return max(range(len(scores)), key=lambda i: (scores[i] == scores[i], scores[i], -i))
+
+
+def ready(case: Case, store: Store) -> list[Unit]:
+    """Return the units of a case that may run now and are not done."""
+    if len(case.candidates) == 1:
+        units = [case.candidates[0].target]
+    elif waiting := [u for c in case.candidates for u in c.validation if not store.done(u)]:
+        return waiting
+    else:
+        first = chosen(case, store).target
+        units = [first, *(c.target for c in case.candidates if case.oracle and c.target.key != first.key)]
+    return [unit for unit in units if not store.done(unit)]
+
+
+def complete(case: Case, store: Store) -> bool:
+    """Say whether everything of a case is done."""
+    return not ready(case, store)
+
+
+def chosen(case: Case, store: Store) -> Candidate:
+    """Return the candidate with the highest mean accuracy on the source domains' held-out images."""
+    if len(case.candidates) == 1:
+        return case.candidates[0]
+    return case.candidates[best([validation_score(candidate, store) for candidate in case.candidates])]
+
+
+def oracle(case: Case, store: Store) -> Candidate | None:
+    """Return the candidate that is best on the target, or None where not all have been run there."""
+    if len(case.candidates) == 1 or not all(store.done(c.target) for c in case.candidates):
+        return None
+    return case.candidates[best([_accuracy(candidate.target, store) for candidate in case.candidates])]
+
+
+def validation_score(candidate: Candidate, store: Store) -> float:
+    """Return the mean over source domains of the online accuracy on what was held out of them."""
+    return sum(_accuracy(unit, store) for unit in candidate.validation) / len(candidate.validation)
+
+
+def _accuracy(unit: Unit, store: Store) -> float:
+    records = store.records(unit)
+    return sum(float(record["accuracy"]) for record in records) / len(records)

@@ -1,0 +1,202 @@
+"""Results on disk: a folder for each unit, which is there when the unit is finished and not before.
+
+    <root>/units/<key>/unit.json        the unit
+    <root>/units/<key>/results.jsonl    one record per segment
+    <root>/units/<key>/predictions.npz  what was predicted for each image
+    <root>/units/<key>/done             sizes and checksums of the above: the commit mark
+    <root>/claims/<key>.lock            held while a process runs the unit; the system lifts it when the process ends
+    <root>/failures/<key>.txt           why the last attempt failed
+
+A folder is written under another name, forced to the disk and renamed: a kill at any moment leaves it whole or absent.
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpl.bench.run import Outcome, Record
+from dpl.bench.spec import Unit
+from dpl.errors import DataError
+
+__all__ = ["Store"]
+
+_FILES = ("unit.json", "results.jsonl", "predictions.npz")
+
+
+class Store:
+    """The results below one folder; many processes may use it at once."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        self._units = self.root / "units"
+        self._claims = self.root / "claims"
+        self._failures = self.root / "failures"
+        self._known: set[str] = set()
+
+    def done(self, unit: Unit) -> bool:
+        """Say whether a unit's results are there and whole."""
+        if unit.key not in self._known and _is_whole(self._units / unit.key):
+            self._known.add(unit.key)
+        return unit.key in self._known
+
+    def commit(self, unit: Unit, outcome: Outcome) -> Path:
+        """Write a unit's results; they appear all at once."""
+        target = self._units / unit.key
+        draft = self._units / f".{unit.key}.{os.getpid()}.tmp"
+        draft.mkdir(parents=True)
+        contents = {
+            "unit.json": json.dumps(unit.record(), indent=1).encode(),
+            "results.jsonl": "".join(json.dumps(record) + "\n" for record in outcome.records).encode(),
+            "predictions.npz": _npz(outcome.arrays),
+        }
+        marks = {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()
+        }
+        for name, data in (contents | {"done": json.dumps(marks).encode()}).items():
+            _write(draft / name, data)
+        _sync_folder(draft)
+        self._publish(draft, target)
+        (self._failures / f"{unit.key}.txt").unlink(missing_ok=True)
+        return target
+
+    def _publish(self, draft: Path, target: Path) -> None:
+        """Give a finished folder its name; one that is there already and whole stays."""
+        if target.exists() and not _is_whole(target):
+            shutil.rmtree(target)
+        try:
+            os.rename(draft, target)
+        except OSError:
+            if not _is_whole(target):
+                raise
+            shutil.rmtree(draft)
+        _sync_folder(target.parent)
+
+    @contextmanager
+    def claim(self, unit: Unit) -> Iterator[bool]:
+        """Yield whether the unit is this process's to run; nobody else gets it inside the block."""
+        self._claims.mkdir(parents=True, exist_ok=True)
+        path = self._claims / f"{unit.key}.lock"
+        handle = _locked(path)
+        if handle is not None:
+            for draft in self._units.glob(f".{unit.key}.*.tmp"):  # of a process that was killed while it wrote
+                shutil.rmtree(draft)
+        try:
+            yield handle is not None
+        finally:
+            if handle is not None:
+                path.unlink(missing_ok=True)
+                os.close(handle)
+
+    def note_failure(self, unit: Unit, text: str) -> None:
+        """Keep the reason why a unit could not be run."""
+        self._failures.mkdir(parents=True, exist_ok=True)
+        (self._failures / f"{unit.key}.txt").write_text(f"{unit.title}\n\n{text}\n", encoding="utf-8")
+
+    def records(self, unit: Unit) -> list[Record]:
+        """Return a finished unit's records, one per segment."""
+        return self._records(self._units / unit.key)
+
+    def predictions(self, unit: Unit) -> dict[str, NDArray[Any]]:
+        """Return what was predicted for each image of a finished unit."""
+        path = self._units / unit.key / "predictions.npz"
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read ({error}); remove its folder to run the unit again") from error
+
+    def units(self) -> Iterator[Unit]:
+        """Yield every finished unit."""
+        folders = sorted(self._units.iterdir()) if self._units.is_dir() else []
+        for folder in folders:
+            if not folder.name.startswith(".") and _is_whole(folder):
+                yield Unit.from_record(json.loads((folder / "unit.json").read_text(encoding="utf-8")))
+
+    def rows(self, **wanted: Any) -> list[Record]:
+        """Return every stored segment as one flat row: the unit's fields, then the record's; `wanted` filters."""
+        rows = [unit.record() | record for unit in self.units() for record in self.records(unit)]
+        return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+
+    def _records(self, folder: Path) -> list[Record]:
+        path = folder / "results.jsonl"
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read ({error}); remove its folder to run the unit again") from error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Say whether a folder has its commit mark, and files of the sizes that it names."""
+    try:
+        marks = json.loads((folder / "done").read_text(encoding="utf-8"))
+        return all((folder / name).stat().st_size == marks[name]["bytes"] for name in _FILES)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _npz(arrays: dict[str, NDArray[Any]]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force a folder's list of names to the disk, where the system can."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _locked(path: Path) -> int | None:
+    """Return an open, locked file, or None if another process holds it.
+
+    The lock is the system's, so it ends with its process, however that ends. The file may be removed by its holder
+    between our opening and locking it; then the lock is on a nameless file and does not count.
+    """
+    while True:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR)
+        if not _lock(handle):
+            os.close(handle)
+            return None
+        try:
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
+        except FileNotFoundError:
+            pass
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,163 @@
+"""`dpl bench`: run an experiment file, resume it, and print what was measured."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpl.cli.console import print_json, print_table, progress, warn
+from dpl.errors import SettingError, did_you_mean
+
+if TYPE_CHECKING:
+    from dpl.bench import Case, Grid, MeasuredTable, OnlineResult, Store, Unit
+
+__all__ = ["add_arguments", "run"]
+
+_ONLY = ("method", "target", "seed", "section")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("file", type=Path, help="experiment file (YAML); docs/bench.md explains its keys")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder with the data sets")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for results; runs resume there")
+    parser.add_argument("--weights", type=Path, metavar="DIR", help="folder of source weights (default: DATA/weights)")
+    parser.add_argument("--only", action="append", default=[], metavar="KEY=VALUE,...",
+                        help="run only these: method=, target=, seed= or section=; may be repeated")  # fmt: skip
+    parser.add_argument("--limit", type=int, metavar="N", help="use at most N images of each domain")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of each process")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images and corruptions made here")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, list the runs, run nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run what is missing and print the tables."""
+    from dpl.bench import Places, Store, read_grid
+
+    _check_numbers(args)
+    places = Places(args.data, args.weights or args.data / "weights", args.file.parent)
+    grid = read_grid(args.file, places, limit=args.limit)
+    cases = _chosen_cases(grid, args.only)
+    store = Store(args.out)
+    if args.dry_run:
+        _print_plan(cases, store, args.json)
+        return 0
+    failed = _run(args, grid, cases, store)
+    _print_results(grid, cases, store, failed, args.json)
+    return 1 if failed else 0
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    for name in ("limit", "workers", "threads"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise SettingError(f"--{name} {value}: expected at least 1")
+
+
+def _chosen_cases(grid: "Grid", words: list[str]) -> "list[Case]":
+    """Return the cases that fit every `--only`; a value that fits none is an error naming the nearest."""
+    cases = list(grid.cases)
+    for word in words:
+        key, _, values = word.partition("=")
+        if key not in _ONLY or not values:
+            raise SettingError(f"--only {word}: expected KEY=VALUE with one of {', '.join(_ONLY)}")
+        known = {value for case in grid.cases for value in _values(case, key)}
+        for value in (wanted := values.split(",")):
+            if value not in known:
+                raise SettingError(f"--only {word}: {value!r} is not in this file. {did_you_mean(value, known)}")
+        cases = [case for case in cases if set(wanted) & _values(case, key)]
+    if not cases:
+        raise SettingError(f"--only {' '.join(words)}: no run fits all of these")
+    return cases
+
+
+def _values(case: "Case", key: str) -> set[str]:
+    unit = case.candidates[0].target
+    return {"method": {case.label}, "target": set(unit.domains), "seed": {str(case.seed)}, "section": {case.section}}[
+        key
+    ]
+
+
+def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "Store") -> dict[str, str]:
+    from dpl.bench.engine import Listener, run_cases
+    from dpl.bench.selection import ready
+
+    context = _context(args, grid)
+    _check_data(cases, context)
+    pending = sum(len(ready(case, store)) for case in cases)
+    listener = Listener()
+    with progress(grid.title, max(pending, 1), quiet=args.json) as advance:
+
+        def on_batch(unit: "Unit", result: "OnlineResult") -> None:
+            advance(0, f"{unit.title}: {result.accuracy:.1f} % of {len(result.labels):,}")
+
+        def on_unit(unit: "Unit", error: str | None) -> None:
+            advance(1, f"{unit.title}: {error or 'done'}")
+
+        listener.on_batch, listener.on_unit = on_batch, on_unit
+        return run_cases(cases, store, context, listener)
+
+
+def _context(args: argparse.Namespace, grid: "Grid") -> Any:
+    import torch
+
+    from dpl.bench import Context
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    return Context(args.data, grid.files, cache=args.cache or args.out / "cache", decoded=args.cache)
+
+
+def _check_data(cases: "list[Case]", context: Any) -> None:
+    """Open every data set before anything is run or written; tell once what differs from the published ones."""
+    from dpl.bench.images import check_data
+
+    for dataset, unit in {c.target.dataset: c.target for case in cases for c in case.candidates}.items():
+        check_data(unit, context)
+        for note in context.notes.get(dataset, []):
+            warn(f"note: {note}")
+
+
+def _print_plan(cases: "list[Case]", store: "Store", as_json: bool) -> None:
+    from dpl.bench.selection import ready
+
+    rows: list[dict[str, Any]] = [
+        {
+            "section": case.section,
+            "method": case.label,
+            "stream": case.candidates[0].target.title.partition(" on ")[2],
+            "candidates": len(case.candidates),
+            "to_run": len(ready(case, store)),
+        }
+        for case in cases
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
+    print(f"\n{len(cases)} cases, {sum(row['to_run'] for row in rows)} runs can start now")
+
+
+def _print_results(grid: "Grid", cases: "list[Case]", store: "Store", failed: dict[str, str], as_json: bool) -> None:
+    from dpl.bench import case_rows, measured_tables
+
+    rows = case_rows(cases, store)
+    if as_json:
+        print_json({"title": grid.title, "rows": rows, "failed": failed})
+        return
+    for table in measured_tables(rows):
+        _print_measured(table)
+    for error in dict.fromkeys(failed.values()):
+        warn(f"failed: {error}")
+
+
+def _print_measured(table: "MeasuredTable") -> None:
+    made = ", regenerated corruptions" if table.regenerated else ""
+    title = (
+        f"{table.section}: online accuracy in percent, {table.protocol}{made}, "
+        f"{table.images:,} images, {'seeds' if len(table.seeds) > 1 else 'seed'} {', '.join(map(str, table.seeds))}"
+    )
+    lines = [
+        [label, *("-" if value is None else f"{value:.1f}" for value in values)] for label, values in table.rows.items()
+    ]
+    print_table(["method", *table.columns], lines, title)

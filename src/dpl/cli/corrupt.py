@@ -1,0 +1,83 @@
+"""`dpl corrupt`: corrupted copies of clean images, laid out as CIFAR-10-C (arrays) or ImageNet-C (folders)."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from dpl.cli.console import Advance, print_json, progress, warn
+from dpl.errors import SettingError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("source", type=Path, help="folder of images, or a .npz with 'images' and 'labels'")
+    parser.add_argument("target", type=Path, help="folder to write to; a run that was stopped goes on there")
+    parser.add_argument("--names", metavar="NAME,...", help="corruptions (default: the usual fifteen)")
+    parser.add_argument("--severities", metavar="N,...", help="some of 1 to 5 (default: all; folders only)")
+    parser.add_argument("--seed", type=int, default=0, help="decides all random draws (default: %(default)s)")
+    parser.add_argument("--transform", default="unchanged", metavar="TEXT",
+                        help="before the corruption, as 'resize 256 crop 224' (default: %(default)s; folders only)")  # fmt: skip
+    parser.add_argument("--workers", type=int, default=1, help="threads (default: %(default)s; folders only)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the copies and say how many."""
+    report = _arrays(args) if args.source.suffix == ".npz" else _folder(args)
+    if args.json:
+        print_json(report)
+    else:
+        print("  ".join(f"{name} {value}" for name, value in report.items() if not isinstance(value, dict)))
+        for name, reason in report.get("unusable", {}).items():
+            warn(f"not used: {name}: {reason}")
+    return 1 if report.get("unusable") else 0
+
+
+def _arrays(args: argparse.Namespace) -> dict[str, Any]:
+    from dpl.data.arrays import read_npz
+    from dpl.data.corruptions import corrupt_arrays
+
+    for name, usual in (("severities", None), ("transform", "unchanged"), ("workers", 1)):
+        if getattr(args, name) != usual:
+            raise SettingError(f"--{name} is for folders of images; array files hold all five severities as they are")
+    names = _names(args)
+    content = read_npz(args.source)
+    with progress("corrupting", len(names), quiet=args.json) as advance:
+        paths = corrupt_arrays(
+            content["images"], content["labels"].astype(int), args.target, names=names, seed=args.seed,
+            progress=_counted(advance),
+        )  # fmt: skip
+    return {"files": len(paths), "target": str(args.target)}
+
+
+def _folder(args: argparse.Namespace) -> dict[str, Any]:
+    from dpl.bench.images import make_transform
+    from dpl.data.corruptions import SEVERITIES, corrupt_folder
+    from dpl.data.images import image_names
+
+    severities = SEVERITIES if args.severities is None else [_whole(word) for word in args.severities.split(",")]
+    count = len(image_names(args.source, recursive=True)) if args.source.is_dir() else 1
+    with progress("corrupting", count, quiet=args.json) as advance:
+        report = corrupt_folder(
+            args.source, args.target, names=_names(args), severities=severities, seed=args.seed,
+            transform=make_transform(args.transform), workers=args.workers, progress=_counted(advance),
+        )  # fmt: skip
+    return {"written": report.written, "present": report.present, "target": str(args.target),
+            "unusable": report.unusable}  # fmt: skip
+
+
+def _names(args: argparse.Namespace) -> tuple[str, ...]:
+    from dpl.data.corruptions import CORRUPTIONS
+
+    return CORRUPTIONS if args.names is None else tuple(args.names.split(","))
+
+
+def _whole(word: str) -> int:
+    if not word.isdecimal():
+        raise SettingError(f"--severities: {word!r}; expected whole numbers from 1 to 5, as 3,5")
+    return int(word)
+
+
+def _counted(advance: Advance) -> Any:
+    return lambda done, total: advance(1)
