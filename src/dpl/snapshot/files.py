@@ -46,7 +46,7 @@ def write_snapshot(folder: Path, manifest: Mapping[str, Any], tensors: Mapping[s
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
     try:
         _write(fresh / _TENSORS, data)
-        _write(fresh / _MANIFEST, json.dumps(record, indent=2).encode())
+        _write(fresh / _MANIFEST, _dump(record))
         _flush(fresh)
         _publish(fresh, folder)
     finally:
@@ -80,14 +80,16 @@ def _whole(folder: Path) -> Path:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(data)
+        unchanged = data == _dump(manifest)  # a change that means the same in JSON is a change all the same
         expected = manifest.pop("manifest_sha256")
         entry = manifest["files"][_TENSORS]
-        if not isinstance(entry["bytes"], int) or expected != _digest(manifest):
-            raise ValueError("checksum differs")
+        if not unchanged or not isinstance(entry["bytes"], int) or expected != _digest(manifest):
+            raise ValueError("its checksum differs")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SnapshotCorrupt(f"{path}: damaged manifest ({error}); use an older snapshot") from error
+        raise SnapshotCorrupt(f"{path}: not the JSON manifest of a snapshot ({error}); use an older one") from error
     if manifest.get("format") != FORMAT:
         raise SnapshotError(f"{path}: format {manifest.get('format')!r}, this version reads {FORMAT}")
     return manifest  # type: ignore[no-any-return]
@@ -100,6 +102,10 @@ def _read_checked(path: Path, entry: Mapping[str, Any]) -> bytes:
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise SnapshotCorrupt(f"{path}: its checksum is not that of what was written; use an older snapshot")
     return data
+
+
+def _dump(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, indent=2).encode()
 
 
 def _digest(record: Mapping[str, Any]) -> str:
