@@ -13,7 +13,7 @@ Settings are the authors' for CIFAR-10-C: threshold 0.92 (CIFAR-100-C 0.72). For
 benchmark library has threshold 0.1, restore 0.001, lr 0.01 with optimizer="nesterov" and loss="symmetric", which it
 chooses by the data set's name. Departures from its code: views have factors of their own for each image (theirs, one
 for a batch: `augment=dpl.views.cotta_view(per_sample=False)`) and run together; parameters of any name train and are
-restored (theirs: those called weight or bias); source weights exist once, not three times.
+restored (theirs: those called weight or bias); f0 is a set of weights in the student's layers, not a third network.
 """
 
 from collections.abc import Callable, Mapping
