@@ -23,6 +23,8 @@ from dpl.surgery import Network, Pass
 
 __all__ = ["SupportSet", "SupportSettings"]
 
+_ROWS_AT_ONCE = 1024
+
 
 @dataclass(frozen=True, kw_only=True)
 class SupportSettings(Settings):
@@ -52,18 +54,17 @@ class SupportSet(Stateful):
         super().__init__()
         keep_all = settings.filter_k == -1
         self.places = max(1, settings.capacity // network.classes) if keep_all else settings.filter_k
-        with torch.no_grad():
-            rows = at_least_float32(network.prototypes.detach())
-            logits = network.classifier(network.prototypes)
+        rows = at_least_float32(network.prototypes.detach())
+        labels, entropies = _read_rows(network)
         # Only what is needed at first: a row's own class need not be the one that the classifier gives it.
-        most = int(torch.bincount(logits.argmax(dim=1)).max())
+        most = int(torch.bincount(labels).max())
         features = rows.new_zeros(network.classes, min(self.places, most), rows.shape[1])
         self.declare(
             features=features,
             entropies=torch.full_like(features[:, :, 0], EMPTY),
             sums=torch.zeros_like(features[:, 0]),
         )
-        self._insert(rows, logits)
+        self._insert(rows, labels, entropies)
 
     def add(self, out: Pass) -> Tensor:
         """Let the samples of a pass enter under their arg-max; return which did."""
@@ -71,12 +72,12 @@ class SupportSet(Stateful):
         if width < self.places:  # grow with the stream; doubling keeps the copying in proportion to it
             width = min(self.places, max(width + len(out.logits), 2 * width))
             self.features, self.entropies = widen_supports(self.features, self.entropies, width)
-        return self._insert(out.z.detach(), out.logits.detach())
+        logits = out.logits.detach()
+        return self._insert(out.z.detach(), logits.argmax(dim=1), entropy(logits))
 
     @torch.no_grad()
-    def _insert(self, features: Tensor, logits: Tensor) -> Tensor:
-        labels = logits.argmax(dim=1)
-        entered = insert_supports(self.features, self.entropies, features, labels, entropy(logits))
+    def _insert(self, features: Tensor, labels: Tensor, entropies: Tensor) -> Tensor:
+        entered = insert_supports(self.features, self.entropies, features, labels, entropies)
         self._sum(labels)
         return entered
 
@@ -111,3 +112,11 @@ class SupportSet(Stateful):
         rows = self.features.flatten(0, 1)
         index, found = nearest_supports(queries, rows, k, (self.entropies < EMPTY).flatten())
         return at_least_float32(rows[index]), found
+
+
+@torch.no_grad()
+def _read_rows(network: Network) -> tuple[Tensor, Tensor]:
+    """Return the classes and entropies that the classifier gives its own rows, a part at a time: C² may be much."""
+    logits = (network.classifier(part) for part in network.prototypes.split(_ROWS_AT_ONCE))  # type: ignore[no-untyped-call]
+    answers = [(part.argmax(dim=1), entropy(part)) for part in logits]
+    return torch.cat([labels for labels, _ in answers]), torch.cat([entropies for _, entropies in answers])
