@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from dpl.data import batches, open_benchmark, square, training, training_batches
 from dpl.errors import DataError, ModelError, SettingError
 from dpl.streams import domainbed_split
 from dpl.training import TrainSpec, train
+from dpl.training.learner import Learner
 from dpl.training.loop import _Progress
 from dpl.training.sources import open_sources
 
@@ -167,6 +169,16 @@ def test_a_head_for_other_classes_is_replaced_and_the_body_kept(pacs, spec, tmp_
     found = load_file(result.weights)
     assert found["fc.weight"].shape == (7, 32)
     torch.testing.assert_close(found["layer2.0.weight"], start.state_dict()["layer2.0.weight"])
+
+
+@pytest.mark.skipif(find_spec("timm") is None, reason="timm has networks whose heads start with large weights")
+def test_a_new_head_starts_small_whatever_the_network_would_do(tmp_path):
+    save_file(create("tf_efficientnet_lite0", num_classes=10).network.state_dict(), tmp_path / "start.safetensors")
+    made = TrainSpec(dataset="PACS", target="sketch", network="tf_efficientnet_lite0", size=32,
+                     weights=tmp_path / "start.safetensors")  # fmt: skip
+    learner = Learner(made, 7, torch.device("cpu"))
+    assert learner.fresh_head
+    assert learner.weights()["classifier.weight"].abs().max() < 1280**-0.5
 
 
 def test_a_head_for_the_same_classes_is_kept(pacs, spec, tmp_path):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpl.backbones import LoadReport, Normalized, create, load_weights
+from dpl.backbones import Normalized, create, load_weights
 from dpl.data import Batch
 from dpl.errors import DataError, ModelError, SnapshotCorrupt
 from dpl.surgery.split import find_classifier, logits_of
@@ -25,7 +25,7 @@ class Learner:
     def __init__(self, spec: TrainSpec, classes: int, device: torch.device) -> None:
         torch.manual_seed(spec.seed)
         self.network = create(spec.network, num_classes=classes)
-        self.fresh_head = spec.weights is None or not _load(self.network, spec.weights, classes)
+        self.fresh_head = spec.weights is None or not _load(self.network, spec.weights)
         _check_runs(self.network, spec, classes)
         self.network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.device = device
@@ -94,24 +94,30 @@ def _laid_out(value: Tensor, parameter: Tensor) -> Tensor:
     return value if value.ndim == 0 else torch.empty_like(parameter).copy_(value).detach()
 
 
-def _load(network: nn.Module, path: str | Path, classes: int) -> bool:
-    """Load a checkpoint, its head too if it fits; return whether it did. All other tensors must fit."""
+def _load(network: nn.Module, path: str | Path) -> bool:
+    """Load a checkpoint, and its head if that fits too; return whether it did. All other tensors must fit."""
+    inner = _inner(network)
     report = load_weights(network, path, strict=False)
     try:
-        head = find_classifier(_inner(network)) + "."
+        head = find_classifier(inner)
     except ModelError:  # no linear layer: nothing can be taken for a head that may differ
-        head = "none."
-    strange = [name for name in _unmatched(report) if not name.startswith(head)]
+        head = "-"
+    unmatched = (*report.missing, *report.unexpected, *report.mismatched)
+    strange = [name for name in unmatched if not name.startswith(f"{head}.")]
     if strange:
         raise DataError(
-            f"weights={path}: {len(strange)} tensors beside the head ({head[:-1]}) do not fit the network, as "
-            f"{', '.join(strange[:3])}; create the network under the name that was trained"
+            f"weights={path}: {len(strange)} tensors beside the head ({head}) do not fit the network, as "
+            f"{', '.join(strange[:3])}; give the name of the network that was trained"
         )
-    return not _unmatched(report)
+    if unmatched:
+        _begin_anew(inner.get_submodule(head))
+    return not unmatched
 
 
-def _unmatched(report: LoadReport) -> tuple[str, ...]:
-    return (*report.missing, *report.unexpected, *report.mismatched)
+def _begin_anew(head: nn.Module) -> None:
+    """Give a new head PyTorch's own start, as DomainBed does; some networks bring one of far larger weights."""
+    if isinstance(head, nn.Linear) and "weight" in dict(head.named_parameters()):  # not if it is weight-normed
+        head.reset_parameters()
 
 
 @torch.inference_mode()
