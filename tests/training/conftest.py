@@ -13,11 +13,24 @@ def pacs(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _quiet_and_single():
+def _one_thread():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def with_curves():
+    """Let a test have the picture drawn."""
+    pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(autouse=True)
+def _without_curves(request, monkeypatch):
+    """Leave out the picture, which takes as long as all the rest of a quick run."""
+    if "with_curves" not in request.fixturenames:
+        monkeypatch.setattr("dpl.training.loop.draw_curves", lambda *_: False)
 
 
 @pytest.fixture

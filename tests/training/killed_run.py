@@ -1,4 +1,7 @@
-"""Run as a script, `killed_run.py DATA OUT MOMENT` trains by SPEC and kills itself with SIGKILL at the moment named."""
+"""Run as a script, `killed_run.py DATA OUT` trains by SPEC once for each moment and is killed there with SIGKILL.
+
+Each run is a process of its own, forked before anything was computed, so that the imports are paid for once.
+"""
 
 import os
 import signal
@@ -12,6 +15,13 @@ from dpl.training import loop as loop_module
 SPEC = TrainSpec(
     dataset="PACS", target="sketch", network="debug_cnn", size=32, steps=7, lr=1e-2, per_domain=8, eval_every=3
 )
+
+MOMENTS = {
+    "after_step_4": "a step between two saves is done",
+    "writing_best": "the first best weights are written, but not yet under their name",
+    "between_renames": "the old state is out of the way, the new one not yet in its place",
+    "before_result": "all steps are done, the result is not noted",
+}
 
 
 def die(*_):
@@ -43,7 +53,7 @@ def die_between_renames():
     Path.rename = rename
 
 
-def main(data, out, moment):
+def train_until(moment, data, out):
     on_step = None
     if moment == "after_step_4":
         on_step = lambda report: die() if report.step == 4 else None  # noqa: E731
@@ -55,6 +65,15 @@ def main(data, out, moment):
         loop_module._finish = die
     warnings.simplefilter("ignore")
     train(SPEC, data=data, out=out, on_step=on_step)
+
+
+def main(data, root):
+    for moment in MOMENTS:
+        child = os.fork()
+        if child == 0:
+            train_until(moment, data, Path(root, moment))
+            os._exit(0)
+        print(moment, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,11 @@ from safetensors.torch import load_file
 
 from dpl.errors import DataError, SettingError
 from dpl.training import train
-from training.killed_run import SPEC
+from training.killed_run import MOMENTS, SPEC
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 
 CHILD = Path(__file__).with_name("killed_run.py")
-# Moments at which a run kills itself with SIGKILL: after a step between two saves, with its first best weights written
-# but not yet under their name, between the two renames that put a new state in place, before the result is noted.
-MOMENTS = ("after_step_4", "writing_best", "between_renames", "before_result")
 
 
 class Stop(BaseException):
@@ -49,14 +46,13 @@ def everything(folder):
 
 @pytest.fixture(scope="module")
 def killed(pacs, tmp_path_factory):
-    """Start one run for each moment, all at once, and wait for the end that they meet."""
+    """Let one run for each moment meet its end."""
     root = tmp_path_factory.mktemp("killed")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    runs = {
-        moment: subprocess.Popen([sys.executable, CHILD, pacs, root / moment, moment], env=environment)
-        for moment in MOMENTS
-    }
-    assert {moment: run.wait(timeout=120) for moment, run in runs.items()} == dict.fromkeys(MOMENTS, -signal.SIGKILL)
+    told = subprocess.run(
+        [sys.executable, CHILD, pacs, root], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert told.stdout.split() == [word for moment in MOMENTS for word in (moment, str(-signal.SIGKILL))], told.stderr
     return root
 
 
