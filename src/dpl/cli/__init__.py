@@ -15,6 +15,7 @@ __all__ = ["main"]
 COMMANDS = {
     "demo": "show adaptation at work on real images, offline",
     "adapt": "predict a folder of images with a model that adapts to them",
+    "serve": "serve a model over HTTP that adapts to each stream of images",
     "train": "train a source model on the source domains",
     "bench": "run an experiment file over methods, data sets and seeds, and resume it",
     "corrupt": "make corrupted copies of clean images, as in CIFAR-10-C and ImageNet-C",
