@@ -1,7 +1,7 @@
 """Benchmarks: experiments as records, run, stored, resumed, selected and tabulated."""
 
 from dpl.bench.context import Context
-from dpl.bench.engine import Listener, run_cases
+from dpl.bench.engine import Event, run_cases, run_in_processes
 from dpl.bench.grid import Grid, Places, read_grid
 from dpl.bench.online import OnlineResult, evaluate
 from dpl.bench.run import Outcome, run_unit
@@ -11,6 +11,7 @@ from dpl.bench.store import Store
 from dpl.bench.tables import MeasuredTable, case_rows, measured_tables
 
 __all__ = [
-    "Candidate", "Case", "Context", "Grid", "Listener", "MeasuredTable", "OnlineResult", "Outcome", "Places",
-    "SourceData", "Store", "Unit", "case_rows", "evaluate", "measured_tables", "read_grid", "run_cases", "run_unit",
+    "Candidate", "Case", "Context", "Event", "Grid", "MeasuredTable", "OnlineResult", "Outcome", "Places",
+    "SourceData", "Store", "Unit", "case_rows", "evaluate", "measured_tables", "read_grid", "run_cases",
+    "run_in_processes", "run_unit",
 ]  # fmt: skip

@@ -7,21 +7,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpl.adapter import AdaptiveModel, adapt
 from dpl.backbones import create
 from dpl.bench.images import Part, joined, make_transform, part_of
 from dpl.bench.spec import SourceData, Unit
-from dpl.data import Benchmark, DataWarning, ImageSet, batches, open_benchmark
+from dpl.data import Benchmark, DataWarning, ImageSet, batches, open_benchmark, open_folder
 from dpl.errors import DataError
 from dpl.streams.orders import seeded
 
-__all__ = ["Context", "Prepared", "SourceBatches"]
+__all__ = ["Context", "Opened", "Prepared", "SourceBatches"]
+
+_KEPT_OPEN = 16  # a set of 50,000 files keeps 50,000 names in memory
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class SourceBatches:
         for batch in batches(
             self.images, order, make_transform(self.transform), self.batch_size, workers=self.workers, on_error="raise"
         ):
-            yield batch.images, batch.labels
+            yield batch.images.contiguous(memory_format=torch.channels_last), batch.labels
 
     def __len__(self) -> int:
         return -(-len(self.images) // self.batch_size)
@@ -52,6 +54,13 @@ class Prepared:
     model: AdaptiveModel
     seconds: float
     source: str
+
+
+class Opened(NamedTuple):
+    """A data set, and in what it differs from the published one."""
+
+    benchmark: Benchmark
+    notes: tuple[str, ...]
 
 
 @dataclass
@@ -67,24 +76,34 @@ class Context:
     """Folder for decoded images; None: they are decoded each time."""
     workers: int = 0
     """Threads that read images ahead."""
-    notes: dict[str, list[str]] = field(default_factory=dict)
-    """What the data sets warned of, by data set."""
-    _open: dict[str, Benchmark] = field(default_factory=dict)
+    _open: dict[str, Opened] = field(default_factory=dict)
+    _network: tuple[str, nn.Module] | None = None
     _model: tuple[str, Prepared] | None = None
     _temporary: TemporaryDirectory[str] | None = None
 
-    def benchmark(self, name: str, **options: Any) -> Benchmark:
-        """Open a data set, once."""
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave what is open out of copies for other processes: they open their own."""
+        return vars(self) | {"_open": {}, "_network": None, "_model": None, "_temporary": None}
+
+    def open(self, name: str, **options: Any) -> Opened:
+        """Open a data set; the last few stay open."""
         key = f"{name} {sorted(options.items())}"
         if key not in self._open:
+            while len(self._open) >= _KEPT_OPEN:
+                del self._open[next(iter(self._open))]
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                self._open[key] = open_benchmark(name, self.data, **options)
-            noted = self.notes.setdefault(name, [])
-            noted += [
-                text for w in caught if issubclass(w.category, DataWarning) and (text := str(w.message)) not in noted
-            ]
+                benchmark = open_benchmark(name, self.data, **options)
+            notes = tuple(str(w.message) for w in caught if issubclass(w.category, DataWarning))
+            self._open[key] = Opened(benchmark, notes)
         return self._open[key]
+
+    def open_source(self, source: SourceData) -> Benchmark:
+        """Open the data set that source images come from."""
+        if source.dataset == "folder":
+            sets = {path: open_folder(self.data / path) for path in source.domains}
+            return Benchmark("folder", sets, next(iter(sets.values())).classes)
+        return self.open(source.dataset, **({} if source.split is None else {"split": source.split})).benchmark
 
     def file(self, digest: str) -> Path:
         """Return the file with this content."""
@@ -114,8 +133,7 @@ class Context:
 
     def _prepare(self, unit: Unit, parts: list[Part]) -> Prepared:
         torch.manual_seed(unit.seed)
-        classes = parts[0].images.classes
-        network = create(unit.network, num_classes=len(classes), weights=self.file(unit.weights))
+        network = self._source_network(unit, len(parts[0].images.classes))
         source = None if unit.source is None else self._source(unit, unit.source, parts)
         settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in unit.settings.items()}
         start = time.perf_counter()
@@ -123,9 +141,16 @@ class Context:
         told = "none" if source is None else f"{len(source.images):,} images of {source.images.name}"
         return Prepared(model, time.perf_counter() - start, told)
 
+    def _source_network(self, unit: Unit, classes: int) -> nn.Module:
+        """Return the network with its source weights, in the layout in which convolutions are fastest."""
+        key = f"{unit.network} {unit.weights} {classes}"
+        if self._network is None or self._network[0] != key:
+            network = create(unit.network, num_classes=classes, weights=self.file(unit.weights))
+            self._network = (key, network.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+        return self._network[1]
+
     def _source(self, unit: Unit, source: SourceData, parts: list[Part]) -> SourceBatches:
-        options = {} if source.split is None else {"split": source.split}
-        benchmark = self.benchmark(source.dataset, **options)
+        benchmark = self.open_source(source)
         names = list(benchmark.domains)
         sets = []
         for name in source.domains or names:
@@ -140,4 +165,16 @@ class Context:
                     "another data set as source"
                 )
             sets.append(whole.subset(positions))
-        return SourceBatches(joined(sets), unit.transform, source.batch_size, unit.seed, self.workers)
+        _check_classes(sets, parts[0].images)
+        return SourceBatches(
+            joined(sets), source.transform or unit.transform, source.batch_size, unit.seed, self.workers
+        )
+
+
+def _check_classes(sets: list[ImageSet], streamed: ImageSet) -> None:
+    for image_set in sets:
+        if len(image_set.classes) != len(streamed.classes):
+            raise DataError(
+                f"source: {image_set.name} has {len(image_set.classes)} classes, {streamed.name} has "
+                f"{len(streamed.classes)}; source images need the classes of the network"
+            )

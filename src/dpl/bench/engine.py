@@ -1,9 +1,19 @@
-"""Run all units of a grid: those that are not done yet, in one process or in several, here or on other machines too."""
+"""Run all units of a grid: those that are not done yet, in one process or in several, here or on other machines too.
 
+Every process walks through all cases and runs what nobody else has claimed, so that nothing has to be handed out.
+"""
+
+import multiprocessing
+import queue
+import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
 
 from dpl.bench.context import Context
 from dpl.bench.online import OnlineResult
@@ -13,59 +23,130 @@ from dpl.bench.spec import Unit
 from dpl.bench.store import Store
 from dpl.errors import DplError
 
-__all__ = ["Listener", "run_cases"]
+__all__ = ["Event", "OnEvent", "run_cases", "run_in_processes"]
 
 _PAUSE = 0.5  # seconds between looks at what another process is doing
 
 
-@dataclass
-class Listener:
-    """What to tell while units run: each batch, and each unit's end (with the error, if it failed)."""
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a unit: a batch was predicted, or the unit ended, well or with an error."""
 
-    on_batch: Callable[[Unit, OnlineResult], None] = lambda unit, result: None
-    on_unit: Callable[[Unit, str | None], None] = lambda unit, error: None
-    failed: dict[str, str] = field(default_factory=dict)
+    unit: Unit
+    images: int
+    accuracy: float
+    seconds: float = 0.0
+    ended: bool = False
+    error: str | None = None
+
+
+OnEvent = Callable[[Event], None]
 
 
 def run_cases(
-    cases: Iterable[Case], store: Store, context: Context, listener: Listener | None = None
-) -> dict[str, str]:
-    """Run every unit that is not done and not claimed by another process, until all are done.
+    cases: Sequence[Case], store: Store, context: Context, on_event: OnEvent = lambda event: None, *,
+    since: float | None = None, go_on: Callable[[], bool] = lambda: True,
+) -> dict[str, str]:  # fmt: skip
+    """Run every unit that is not done and that no other process has claimed, until all are done.
 
-    A unit that fails does not stop the others; its error is kept in the store and returned by its key.
+    A unit that fails does not stop the others: its error is noted in the store, the unit is not tried again by any
+    process of this run (which began at `since`), and the errors are returned by the unit's key.
     """
-    listener = listener or Listener()
-    cases = list(cases)
-    while waiting := _waiting(cases, store, listener.failed):
-        if not any([_run(unit, store, context, listener) for unit in waiting]):
-            time.sleep(_PAUSE)  # another process has them
-    return listener.failed
+    begun = time.time() if since is None else since
+    while go_on():
+        ran = [_run_case(case, store, context, on_event, begun) for case in cases]
+        if not any(_waiting(case, store, begun) for case in cases):
+            break
+        if not any(ran):
+            time.sleep(_PAUSE)  # another process has what is left
+    units = {unit.key: unit for case in cases for unit in case.units()}
+    return {key: error for key, unit in units.items() if (error := store.failure(unit, begun)) is not None}
 
 
-def _waiting(cases: list[Case], store: Store, failed: dict[str, str]) -> list[Unit]:
-    units = {unit.key: unit for case in cases for unit in ready(case, store)}
-    return [unit for key, unit in units.items() if key not in failed]
+def _run_case(case: Case, store: Store, context: Context, on_event: OnEvent, begun: float) -> bool:
+    """Run what a case has ready, until it is complete or in others' hands; return whether anything was run."""
+    ran = False
+    while units := _waiting(case, store, begun):
+        if not any([_run(unit, store, context, on_event, begun) for unit in units]):
+            return ran
+        ran = True
+    return ran
 
 
-def _run(unit: Unit, store: Store, context: Context, listener: Listener) -> bool:
-    """Run one unit unless another process does; return whether it was run here."""
+def _waiting(case: Case, store: Store, begun: float) -> list[Unit]:
+    return [unit for unit in ready(case, store) if store.failure(unit, begun) is None]
+
+
+def _run(unit: Unit, store: Store, context: Context, on_event: OnEvent, begun: float) -> bool:
+    """Run one unit unless another process does or did; return whether it was run here."""
     with store.claim(unit) as mine:
-        if not mine or store.done(unit):
+        if not mine or store.done(unit) or store.failure(unit, begun) is not None:
             return False
-        error = _attempt(unit, store, context, listener)
-    if error is not None:
-        listener.failed[unit.key] = error
-    listener.on_unit(unit, error)
+        on_event(_attempt(unit, store, context, on_event))
     return True
 
 
-def _attempt(unit: Unit, store: Store, context: Context, listener: Listener) -> str | None:
-    """Run and store one unit; return what went wrong, if something did."""
+def _attempt(unit: Unit, store: Store, context: Context, on_event: OnEvent) -> Event:
+    """Run and store one unit; a failure is noted in the store."""
+
+    def on_batch(result: OnlineResult) -> None:
+        on_event(Event(unit, len(result.labels), result.accuracy, result.seconds))
+
     try:
-        store.commit(unit, run_unit(unit, context, lambda result: listener.on_batch(unit, result)))
+        outcome = run_unit(unit, context, on_batch)
+        store.commit(unit, outcome)
     except OSError:  # a full or vanished disk stops everything: going on would fail for all the rest too
         raise
     except Exception as error:  # one broken method must not cost a night's other results
-        store.note_failure(unit, traceback.format_exc())
-        return str(error) if isinstance(error, DplError) else f"{type(error).__name__}: {error}"
-    return None
+        reason = str(error) if isinstance(error, DplError) else f"{type(error).__name__}: {error}"
+        store.note_failure(unit, reason, traceback.format_exc())
+        return Event(unit, 0, float("nan"), ended=True, error=reason)
+    images = sum(record["n"] for record in outcome.records)
+    accuracy = sum(record["accuracy"] for record in outcome.records) / len(outcome.records)
+    seconds = sum(record["seconds_per_image"] * record["n"] for record in outcome.records)
+    return Event(unit, images, accuracy, seconds, ended=True)
+
+
+def run_in_processes(
+    cases: Sequence[Case], store: Store, context: Context, workers: int, threads: int, on_event: OnEvent
+) -> dict[str, str]:
+    """Do as `run_cases` with several processes, each with its own threads; events come from all of them."""
+    begun = time.time()
+    spawn = multiprocessing.get_context("spawn")
+    events: Any = spawn.Queue()
+    arguments = (list(cases), store, context, threads, begun, events)
+    processes = [spawn.Process(target=_worker, args=arguments, daemon=True) for _ in range(workers)]
+    try:
+        for process in processes:
+            process.start()
+        _listen(processes, events, on_event)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+            process.join()
+    if any(process.exitcode for process in processes):
+        raise DplError("a worker process ended before its work; what was finished is kept. Run again to go on")
+    return run_cases(cases, store, context, on_event, since=begun)  # collects failures; nothing is left to run
+
+
+def _listen(processes: Sequence[BaseProcess], events: Any, on_event: OnEvent) -> None:
+    while True:
+        alive = any(process.is_alive() for process in processes)
+        try:
+            while True:
+                on_event(events.get(timeout=_PAUSE if alive else 0))
+        except queue.Empty:
+            if not alive:
+                return
+
+
+def _worker(cases: list[Case], store: Store, context: Context, threads: int, begun: float, events: Any) -> None:
+    parent = multiprocessing.parent_process()
+    torch.set_num_threads(threads)
+    try:
+        run_cases(cases, store, context, events.put, since=begun, go_on=lambda: parent is None or parent.is_alive())
+    except KeyboardInterrupt:  # the parent says so for all
+        events.cancel_join_thread()
+    except OSError as error:
+        sys.exit(f"worker: {error}")

@@ -1,7 +1,6 @@
 """From an experiment file to cases: every method on every stream with every seed."""
 
 import dataclasses
-import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from dpl.bench.gridfile import LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Sectio
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, known_domains
 from dpl.bench.selection import Candidate, Case, candidates
 from dpl.bench.spec import SourceData, Unit, file_sha256, resolved_settings
+from dpl.bench.weights import check_training, fill_pattern
 from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import choose_domains
 from dpl.errors import DataError, SettingError, did_you_mean
@@ -18,8 +18,6 @@ from dpl.methods import get_method
 from dpl.streams import PROTOCOLS
 
 __all__ = ["Grid", "Places", "read_grid"]
-
-_FIELDS = ("weights", "data", "dataset", "network", "target", "source", "seed")
 
 
 @dataclass
@@ -30,6 +28,7 @@ class Places:
     weights: Path
     config: Path
     files: dict[str, Path] = field(default_factory=dict)
+    checked: set[object] = field(default_factory=set)
     _digests: dict[Path, str] = field(default_factory=dict)
 
     def digest(self, path: Path) -> str:
@@ -58,12 +57,7 @@ class Grid:
 
     def units(self) -> list[Unit]:
         """Return every unit that may have to run, each once."""
-        found = {}
-        for case in self.cases:
-            for candidate in case.candidates:
-                for unit in (*candidate.validation, candidate.target):
-                    found[unit.key] = unit
-        return list(found.values())
+        return list({unit.key: unit for case in self.cases for unit in case.units()}.values())
 
 
 @dataclass(frozen=True)
@@ -229,19 +223,19 @@ def _unit(section: Section, entry: MethodEntry, stream: _Stream, settings: dict[
 
 
 def _weights(section: Section, stream: _Stream, places: Places) -> Path:
-    """Return the path of the source weights: the pattern with its words filled in."""
-    for _, name, _, _ in string.Formatter().parse(section.weights):
-        if name is not None and name not in _FIELDS:
-            raise SettingError(f"weights: unknown word {{{name}}}. {did_you_mean(name, _FIELDS)}")
+    """Return the path of the source weights; weights that `dpl train` made must fit the experiment."""
     words = {
         "weights": places.weights, "data": places.data, "dataset": section.dataset, "network": section.network,
         "target": stream.target, "source": stream.source or "", "seed": stream.seed,
     }  # fmt: skip
-    path = Path(section.weights.format_map(words))
-    if not path.is_file():
-        raise DataError(
-            f"{section.name}: no source weights at {path}; `dpl train` makes them, --weights names their folder"
-        )
+    path = fill_pattern(section.weights, words)
+    if stream.trained_on and (path, stream) not in places.checked:
+        left_out = stream.target if section.protocol == LEAVE_ONE_OUT else None
+        # the split matters where held-out or training images are used by it
+        split_seed = stream.seed if section.protocol == LEAVE_ONE_OUT or section.selection else None
+        trained_on = {"dataset": section.dataset, "target": left_out, "source": stream.source}
+        check_training(path, network=section.network, trained_on=trained_on, trial_seed=split_seed)
+        places.checked.add((path, stream))
     return path
 
 

@@ -20,7 +20,6 @@ __all__ = ["LEAVE_ONE_OUT", "SINGLE_SOURCE", "MethodEntry", "Section", "read_sec
 LEAVE_ONE_OUT, SINGLE_SOURCE = "leave_one_domain_out", "single_source"
 _PROTOCOLS = (LEAVE_ONE_OUT, SINGLE_SOURCE, *PROTOCOLS)
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
-_SOURCE_KEYS = ("dataset", "domains", "part", "split", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -206,12 +205,15 @@ def _transform(key: str, value: Any) -> str:
 def _source(key: str, value: Any) -> str | dict[str, Any]:
     if value == "rest":
         return "rest"
-    if not isinstance(value, dict):
-        raise SettingError(f"{key}: {value!r}; expected 'rest', or a mapping with {', '.join(_SOURCE_KEYS)}")
+    if not isinstance(value, dict) or "dataset" not in value:
+        raise SettingError(f"{key}: {value!r}; expected 'rest', or a mapping with {', '.join(_SOURCE)}")
     for name in value:
-        if name not in _SOURCE_KEYS:
-            raise SettingError(f"{key}: unknown key {name!r}. {did_you_mean(str(name), _SOURCE_KEYS)}")
-    return {name: tuple(entry) if isinstance(entry, list) else entry for name, entry in value.items()}
+        if name not in _SOURCE:
+            raise SettingError(f"{key}: unknown key {name!r}. {did_you_mean(str(name), _SOURCE)}")
+    checked = {name: _SOURCE[name](f"{key}: {name}", entry) for name, entry in value.items()}
+    if checked["dataset"] == "folder" and not checked.get("domains"):
+        raise SettingError(f"{key}: dataset: folder needs domains: [path below the data folder]")
+    return checked
 
 
 def _bool(key: str, value: Any) -> bool:
@@ -258,6 +260,14 @@ def _method(label: str, entry: Any) -> MethodEntry:
     return MethodEntry(label=label, settings=values, **own)
 
 
+_SOURCE: dict[str, Callable[[str, Any], Any]] = {
+    "dataset": _one_of(*DOMAINS, *CLEAN, "folder"),
+    "domains": _several(_text),
+    "part": _one_of("whole", "inside"),
+    "split": _one_of("train", "test"),
+    "transform": _transform,
+    "batch_size": _whole(1),
+}
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "name": _text,
     "dataset": _one_of(*DOMAINS, *CORRUPTED, *CLEAN),

@@ -1,10 +1,10 @@
 """From a unit to its images: which of a data set are streamed, in segments, as batches."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -47,6 +47,8 @@ class Part:
     images: ImageSet
     positions: Indices
     whole: int
+    notes: tuple[str, ...] = ()
+    """In what the data set differs from the published one."""
 
 
 def known_domains(dataset: str, corrupted: bool) -> tuple[str, ...]:
@@ -79,7 +81,7 @@ def open_parts(unit: Unit, context: "Context") -> list[Part]:
 
 
 def _open(unit: Unit, context: "Context", name: str, severity: int | None) -> Part:
-    image_set, index = _domain(unit, context, name, severity)
+    image_set, index, notes = _domain(unit, context, name, severity)
     if not image_set.labelled:
         raise DataError(f"{image_set.name}: some of its images have no label; accuracy needs one for each")
     positions = part_of(len(image_set), unit.part, index, unit.seed, unit.holdout)
@@ -91,18 +93,17 @@ def _open(unit: Unit, context: "Context", name: str, severity: int | None) -> Pa
         )
     else:
         chosen = image_set.subset(positions)
-    return Part(Domain(name, chosen.labels, severity), chosen, positions, len(image_set))
+    return Part(Domain(name, chosen.labels, severity), chosen, positions, len(image_set), notes)
 
 
-def _domain(unit: Unit, context: "Context", name: str, severity: int | None) -> tuple[ImageSet, int]:
-    """Return a domain's whole image set, and the domain's number in the benchmark."""
-    if unit.dataset in DOMAINS:
-        benchmark = context.benchmark(unit.dataset)
-        return benchmark[name], list(benchmark.domains).index(name)
-    options = {option: context.file(digest) for option, digest in unit.files.items()}
+def _domain(unit: Unit, context: "Context", name: str, severity: int | None) -> tuple[ImageSet, int, tuple[str, ...]]:
+    """Return a domain's whole image set, the domain's number in the benchmark, and what was noted of its data."""
+    options: dict[str, Any] = {option: context.file(digest) for option, digest in unit.files.items()}
     if unit.dataset in CORRUPTED:
-        return context.benchmark(unit.dataset, domains=(name,), severity=severity, **options)[name], 0
-    return context.benchmark(unit.dataset, **options)[CLEAN[unit.dataset]], 0
+        options |= {"domains": (name,), "severity": severity}
+    benchmark, notes = context.open(unit.dataset, **options)
+    image_set = benchmark[CLEAN.get(unit.dataset, name)]
+    return image_set, list(benchmark.domains).index(name) if unit.dataset in DOMAINS else 0, notes
 
 
 def part_of(size: int, part: str, index: int, seed: int, holdout: float) -> Indices:
@@ -176,7 +177,19 @@ class _Chain:
         return self.sources[number], row - starts[number]
 
 
-def check_data(unit: Unit, context: "Context") -> None:
-    """Open a unit's data set without making or reading images, so that a wrong folder is told before the first run."""
-    for name in unit.domains:
-        _domain(unit, context, name, unit.severities[0] if unit.severities else None)
+def check_data(units: Iterable[Unit], context: "Context") -> list[str]:
+    """Open all that the units stream, without reading images, so that a wrong folder is told before the first run.
+
+    Returns in what the data differ from the published ones.
+    """
+    wanted = {
+        (unit.dataset, tuple(unit.files.items()), name, severity): unit
+        for unit in units
+        for severity in unit.severities or (None,)
+        for name in unit.domains
+    }
+    notes = [_domain(unit, context, name, severity)[2] for (_, _, name, severity), unit in wanted.items()]
+    sources = {unit.source.dataset: unit.source for unit in units if unit.source is not None}
+    for source in sources.values():
+        context.open_source(source)
+    return list(dict.fromkeys(note for some in notes for note in some))

@@ -49,7 +49,7 @@ class _Reader:
             self.failed += batch.failed
             self.rows += batch.indices.tolist()
             if len(batch):
-                yield batch.images, batch.labels
+                yield batch.images.contiguous(memory_format=torch.channels_last), batch.labels
 
 
 def run_unit(unit: Unit, context: Context, on_batch: OnBatch | None = None) -> Outcome:
@@ -60,7 +60,7 @@ def run_unit(unit: Unit, context: Context, on_batch: OnBatch | None = None) -> O
         visits=unit.visits,
     )  # fmt: skip
     prepared = context.prepared(unit, parts)
-    shared = _shared(unit, context, parts, prepared)
+    shared = _shared(unit, parts, prepared)
     records: list[Record] = []
     columns: list[dict[str, NDArray[Any]]] = []
     for number, segment in enumerate(segments):
@@ -127,7 +127,7 @@ def _segment_record(
     }
 
 
-def _shared(unit: Unit, context: Context, parts: Sequence[Part], prepared: Prepared) -> Record:
+def _shared(unit: Unit, parts: Sequence[Part], prepared: Prepared) -> Record:
     """Return what all segments of a unit have in common."""
     model, names = prepared.model, prepared.model.trainable
     return {
@@ -141,7 +141,8 @@ def _shared(unit: Unit, context: Context, parts: Sequence[Part], prepared: Prepa
         "source_data": prepared.source,
         "prepare_seconds": prepared.seconds,
         "data": {part.domain.title: {"streamed": len(part.images), "whole": part.whole} for part in parts},
-        "data_notes": context.notes.get(unit.dataset, []),
+        "data_notes": list(dict.fromkeys(note for part in parts for note in part.notes)),
+        "layout": "channels_last",
         "versions": _versions(),
     }
 

@@ -6,7 +6,7 @@ can be reported beside; nothing depends on it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -39,7 +39,10 @@ class Case:
     """The only source domain, where a table has a column for each pair of source and target."""
     oracle: bool = False
     """Run every candidate on the target too, to show what the best one would have reached."""
-    notes: tuple[str, ...] = field(default=())
+
+    def units(self) -> list[Unit]:
+        """Return every unit that may have to run for this case."""
+        return [unit for candidate in self.candidates for unit in (*candidate.validation, candidate.target)]
 
 
 def candidates(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

@@ -24,11 +24,14 @@ class SourceData:
     """Labelled images that a method may see beside the stream."""
 
     dataset: str
-    domains: tuple[str, ...]
+    """Name of a data set, or `folder` for images in class folders at the paths `domains` below the data folder."""
+    domains: tuple[str, ...] = ()
     part: str = "whole"
     """`whole`, `inside` (the training part of DomainBed's split) or `rest` (clean images outside the stream)."""
     split: str | None = None
     """`train` or `test`, where the data set has both."""
+    transform: str | None = None
+    """Of these images, where it is not that of the stream."""
     batch_size: int = 200
 
 

@@ -5,7 +5,7 @@
     <root>/units/<key>/predictions.npz  what was predicted for each image
     <root>/units/<key>/done             sizes and checksums of the above: the commit mark
     <root>/claims/<key>.lock            held while a process runs the unit; the system lifts it when the process ends
-    <root>/failures/<key>.txt           why the last attempt failed
+    <root>/failures/<key>.json          why the last attempt failed
 
 A folder is written under another name, forced to the disk and renamed: a kill at any moment leaves it whole or absent.
 """
@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +67,7 @@ class Store:
             _write(draft / name, data)
         _sync_folder(draft)
         self._publish(draft, target)
-        (self._failures / f"{unit.key}.txt").unlink(missing_ok=True)
+        (self._failures / f"{unit.key}.json").unlink(missing_ok=True)
         return target
 
     def _publish(self, draft: Path, target: Path) -> None:
@@ -97,10 +98,21 @@ class Store:
                 path.unlink(missing_ok=True)
                 os.close(handle)
 
-    def note_failure(self, unit: Unit, text: str) -> None:
+    def note_failure(self, unit: Unit, reason: str, details: str) -> None:
         """Keep the reason why a unit could not be run."""
         self._failures.mkdir(parents=True, exist_ok=True)
-        (self._failures / f"{unit.key}.txt").write_text(f"{unit.title}\n\n{text}\n", encoding="utf-8")
+        note = {"unit": unit.title, "reason": reason, "time": time.time(), "details": details}
+        draft = self._failures / f".{unit.key}.{os.getpid()}.tmp"
+        _write(draft, json.dumps(note, indent=1).encode())
+        os.replace(draft, self._failures / f"{unit.key}.json")
+
+    def failure(self, unit: Unit, since: float) -> str | None:
+        """Return why a unit failed since that time, None if it did not."""
+        try:
+            note = json.loads((self._failures / f"{unit.key}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return str(note["reason"]) if note["time"] >= since else None
 
     def records(self, unit: Unit) -> list[Record]:
         """Return a finished unit's records, one per segment."""

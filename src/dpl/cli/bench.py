@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpl.cli.console import print_json, print_table, progress, warn
+from dpl.cli.console import print_json, print_table, warn
 from dpl.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
-    from dpl.bench import Case, Grid, MeasuredTable, OnlineResult, Store, Unit
+    from dpl.bench import Case, Grid, MeasuredTable, Store
 
 __all__ = ["add_arguments", "run"]
 
@@ -79,43 +79,24 @@ def _values(case: "Case", key: str) -> set[str]:
 
 
 def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "Store") -> dict[str, str]:
-    from dpl.bench.engine import Listener, run_cases
-    from dpl.bench.selection import ready
-
-    context = _context(args, grid)
-    _check_data(cases, context)
-    pending = sum(len(ready(case, store)) for case in cases)
-    listener = Listener()
-    with progress(grid.title, max(pending, 1), quiet=args.json) as advance:
-
-        def on_batch(unit: "Unit", result: "OnlineResult") -> None:
-            advance(0, f"{unit.title}: {result.accuracy:.1f} % of {len(result.labels):,}")
-
-        def on_unit(unit: "Unit", error: str | None) -> None:
-            advance(1, f"{unit.title}: {error or 'done'}")
-
-        listener.on_batch, listener.on_unit = on_batch, on_unit
-        return run_cases(cases, store, context, listener)
-
-
-def _context(args: argparse.Namespace, grid: "Grid") -> Any:
     import torch
 
-    from dpl.bench import Context
-
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    return Context(args.data, grid.files, cache=args.cache or args.out / "cache", decoded=args.cache)
-
-
-def _check_data(cases: "list[Case]", context: Any) -> None:
-    """Open every data set before anything is run or written; tell once what differs from the published ones."""
+    from dpl.bench import Context, run_cases, run_in_processes
     from dpl.bench.images import check_data
+    from dpl.cli.live import watched
+    from dpl.training import keep_freed_memory
 
-    for dataset, unit in {c.target.dataset: c.target for case in cases for c in case.candidates}.items():
-        check_data(unit, context)
-        for note in context.notes.get(dataset, []):
-            warn(f"note: {note}")
+    keep_freed_memory()
+    threads = args.threads or max(1, torch.get_num_threads() // args.workers)
+    torch.set_num_threads(threads)
+    cache = args.cache or args.out / "cache"
+    context = Context(args.data, grid.files, cache=cache, decoded=args.cache, workers=1)
+    for note in check_data([unit for case in cases for unit in case.units()], context):
+        warn(f"note: {note}")
+    with watched(grid.title, cases, store, quiet=args.json) as on_event:
+        if args.workers > 1:
+            return run_in_processes(cases, store, context, args.workers, threads, on_event)
+        return run_cases(cases, store, context, on_event)
 
 
 def _print_plan(cases: "list[Case]", store: "Store", as_json: bool) -> None:

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--severities", metavar="N,...", help="some of 1 to 5 (default: all; folders only)")
     parser.add_argument("--seed", type=int, default=0, help="decides all random draws (default: %(default)s)")
     parser.add_argument("--transform", default="unchanged", metavar="TEXT",
-                        help="before the corruption, as 'resize 256 crop 224' (default: %(default)s; folders only)")  # fmt: skip
+                        help="first, as 'resize 256 crop 224' (default: %(default)s; folders only)")  # fmt: skip
     parser.add_argument("--workers", type=int, default=1, help="threads (default: %(default)s; folders only)")
 
 
