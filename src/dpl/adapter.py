@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from dpl.errors import DplError, InputError, SettingError, SnapshotError
+from dpl.guard import Guard, GuardSettings, guard_settings
+from dpl.guard.ward import Ward, stays_on_host
 from dpl.methods.base import Fact, Method, Source
 from dpl.methods.registry import get_method
 from dpl.methods.settings import make_settings
-from dpl.snapshot import read_snapshot, write_snapshot
+from dpl.snapshot import SnapshotStore, read_snapshot, write_snapshot
 from dpl.surgery import Network
 
 __all__ = ["AdaptiveModel", "Last", "adapt", "load"]
@@ -29,6 +31,7 @@ def adapt(
     *,
     classifier: str | None = None,
     source: Source | tuple[Tensor, Tensor] | None = None,
+    guard: bool | GuardSettings | Mapping[str, Any] = False,
     **settings: Any,
 ) -> AdaptiveModel:
     """Wrap a classifier so that it adapts to the images it predicts.
@@ -38,21 +41,27 @@ def adapt(
         method: a name from `list_methods()`, or `X+dpl`.
         classifier: name of the linear classifier inside `model`; found when not given.
         source: labelled source batches for methods that need them: a loader of (images, labels), or one such pair.
+        guard: True to watch adaptation and end it where it does harm (docs/reliability.md), or the guard's settings.
         settings: the method's settings; `dpl list METHOD` shows them.
 
     Returns:
         The adaptive model: call it with a batch of images to predict and adapt.
     """
-    return AdaptiveModel(model, method, classifier=classifier, source=source, settings=settings)
+    return AdaptiveModel(model, method, classifier=classifier, source=source, settings=settings, guard=guard)
 
 
-def load(folder: str | Path, model: nn.Module, *, source: Source | None = None, **settings: Any) -> AdaptiveModel:
-    """Bring an adaptive model back from `AdaptiveModel.save`.
+def load(
+    folder: str | Path | SnapshotStore, model: nn.Module, *, source: Source | None = None, **settings: Any
+) -> AdaptiveModel:
+    """Bring an adaptive model back from `AdaptiveModel.save`, or the newest good one of a `SnapshotStore`.
 
     `model` is the source network that was wrapped then; other weights are refused. `settings` are only needed for
     values that a file cannot hold (a callable optimizer).
     """
-    manifest, tensors = read_snapshot(Path(folder))
+    if isinstance(folder, SnapshotStore):
+        folder, manifest, tensors = folder.read()
+    else:
+        manifest, tensors = read_snapshot(Path(folder))
     stored = {name: value for name, value in manifest["settings"].items() if value != _NOT_STORABLE}
     missing = set(manifest["settings"]) - set(stored) - set(settings)
     if missing:
@@ -63,6 +72,7 @@ def load(folder: str | Path, model: nn.Module, *, source: Source | None = None, 
         classifier=manifest["classifier"],
         source=source,
         settings=stored | settings,
+        guard=manifest.get("guard"),
         prepared=True,
     )
     if manifest["source"] != adaptive.fingerprint:
@@ -121,12 +131,15 @@ class AdaptiveModel(nn.Module):
         classifier: str | None = None,
         source: Source | tuple[Tensor, Tensor] | None = None,
         settings: Mapping[str, Any],
+        guard: bool | GuardSettings | Mapping[str, Any] | None = None,
         prepared: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
             raise SettingError(f"model is {type(model).__name__}: expected a torch.nn.Module that returns logits")
         kind = get_method(method)
+        guarded = guard_settings(guard)
+        self.guard = None if guarded is None else Guard(guarded, model)
         self.settings = make_settings(kind.settings_class, method, settings)
         self._kind = kind
         self._network = Network(model, classifier=classifier, needs_classifier=kind.info.needs_classifier)
@@ -158,19 +171,32 @@ class AdaptiveModel(nn.Module):
         """Predict a batch, then adapt to it; return the logits [B, C]."""
         with self._lock:
             self._check(images)
-            if len(images) < self.method.info.min_batch:
-                reason = f"a batch of {len(images)} is below the method's minimum of {self.method.info.min_batch}"
-                self.method.facts = {"updated": False, "reason": reason}
-                logits = self.method.predict(images)
+            if self.guard is None:
+                logits = self._act(images)
+                self._last = Last(self.method.facts)
             else:
-                logits = self.method.step(images)
-            self._last = Last(self.method.facts)
-            return logits.detach()
+                logits = self.guard.step(images, self._reins)
+                self._last = Last(self.method.facts | self.guard.report)
+            return logits
+
+    def _act(self, images: Tensor) -> Tensor:
+        if len(images) < self.method.info.min_batch:
+            reason = f"a batch of {len(images)} is below the method's minimum of {self.method.info.min_batch}"
+            self.method.facts = {"updated": False, "reason": reason}
+            return self.method.predict(images).detach()
+        return self.method.step(images).detach()
+
+    def _reins(self, images: Tensor) -> Ward:
+        """Hand the model over to the guard, once the network has accepted such images."""
+        self._check_shape(images)
+        return Ward(self._network, self.method, self._origin, self._act, self._restore)
 
     def predict(self, images: Tensor) -> Tensor:
         """Predict a batch and change nothing."""
         with self._lock:
             self._check(images)
+            if self.guard is not None:
+                return self.guard.predict(images, self._reins)
             return self.method.predict(images).detach()
 
     @property
@@ -194,18 +220,25 @@ class AdaptiveModel(nn.Module):
         state |= {f"method.{key}": value for key, value in self.method.state().items()}
         for name, optimizer in self.method.optimizers.items():
             state |= {f"{name}.{key}": value for key, value in optimizer.state().items()}
+        if self.guard is not None:
+            state |= {f"guard.{key}": value for key, value in self.guard.state().items()}
         return state | {"generator": self.method.random.generator.get_state()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *_args: Any, **_kwargs: Any) -> Any:
         """Set everything to a copy of `state_dict`; one that does not fit is refused and changes nothing."""
-        parts = {name: _part(state_dict, name) for name in ("model", "method", *self.method.optimizers)}
-        self._check_state(state_dict, parts)
+        self._check_state(state_dict)
         with self._lock:
-            self.model.load_state_dict(parts["model"])
-            self.method.restore(self._on_device(parts["method"]))
-            for name, optimizer in self.method.optimizers.items():
-                optimizer.restore(parts[name])
-            self.method.random.generator.set_state(state_dict["generator"].cpu())
+            self._restore(state_dict)
+            if self.guard is not None:
+                self.guard.restore(_part(state_dict, "guard"))
+
+    def _restore(self, state: Mapping[str, Tensor]) -> None:
+        """Set everything but the guard to a copy of `state`."""
+        self.model.load_state_dict(_part(state, "model"))
+        self.method.restore(self._on_device(_part(state, "method")))
+        for name, optimizer in self.method.optimizers.items():
+            optimizer.restore(_part(state, name))
+        self.method.random.generator.set_state(state["generator"].cpu())
 
     def save(self, folder: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
         """Write a durable snapshot; `dpl.load(folder, model)` brings it back. `notes` (plain data) ride along."""
@@ -214,6 +247,7 @@ class AdaptiveModel(nn.Module):
             "settings": self.stored_settings(),
             "classifier": self._network.classifier_name,
             "source": self.fingerprint,
+            "guard": None if self.guard is None else vars(self.guard.settings),
             "notes": dict(notes or {}),
         }
         tensors = {f"state.{key}": value for key, value in self.state_dict().items()}
@@ -236,6 +270,8 @@ class AdaptiveModel(nn.Module):
             optimizer.restore({k: v if k.endswith("/step") else fn(v) for k, v in states[name].items()})
         self._origin = {k: v if _fixed(k) else fn(v) for k, v in self._origin.items()}
         self.method.random.follow(self._network.device)
+        if self.guard is not None:
+            self.guard.move(fn)
         return self
 
     def _check(self, images: Tensor) -> None:
@@ -251,10 +287,14 @@ class AdaptiveModel(nn.Module):
         wanted = self._network.dtype
         if images.dtype != wanted and not torch.is_autocast_enabled(images.device.type):
             raise InputError(f"images has dtype {images.dtype}, the model {wanted}; use images.to({wanted})")
+        if self.guard is not None:
+            return  # it sets rows that are not finite aside, and looks at the shape of the others
         if not torch.isfinite(images).all():
             bad = [i for i, row in enumerate(images) if not torch.isfinite(row).all()]
             raise InputError(f"images has non-finite values in rows {bad[:8]}; drop those rows and call again")
+        self._check_shape(images)
 
+    def _check_shape(self, images: Tensor) -> None:
         if images.shape[1:] not in self._accepted:
             self._try(images)
 
@@ -274,7 +314,9 @@ class AdaptiveModel(nn.Module):
         if not as_assumed:
             self._build(prepare=True)
 
-    def _check_state(self, state: Mapping[str, Any], parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        names = ["model", "method", *self.method.optimizers] + ["guard"] * (self.guard is not None)
+        parts = {name: _part(state, name) for name in names}
         known = {"generator"}.union(*({f"{name}.{key}" for key in part} for name, part in parts.items()))
         unknown = set(state) - known
         if unknown or "generator" not in state:
@@ -285,6 +327,8 @@ class AdaptiveModel(nn.Module):
         self.method.check(parts["method"])
         for name, optimizer in self.method.optimizers.items():
             optimizer.check(parts[name])
+        if self.guard is not None:
+            self.guard.check(parts["guard"])
 
     def _on_device(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key: value.to(self._network.device) for key, value in state.items()}
@@ -312,7 +356,7 @@ def _part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 def _fixed(key: str) -> bool:
     """Say whether an entry of the state stays on the CPU in its own type."""
-    return key == "generator" or key.endswith("/step")
+    return stays_on_host(key) or (key.startswith("guard.") and not key.startswith("guard.healthy."))
 
 
 def _storable(value: Any) -> Any:

@@ -1,0 +1,297 @@
+"""The guard: stands between the images and an adapting model, and answers with the source where that is safer.
+
+For every batch: rows that cannot be trusted are set aside; a step after which something is not finite is undone; every
+few batches a few rows are also shown to a frozen copy of the source network, and if adaptation loses answers against
+it (dpl.guard.health) the guard climbs its ladder (dpl.guard.policy): back to the last healthy state, back to the
+source, or freeze: serve the source and try again later. It knows no method, only states and predictions.
+
+Memory: one copy of the source's weights, and two of what adaptation changes (before the step; last healthy).
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpl.guard.events import Event, Journal
+from dpl.guard.health import Health, Signals
+from dpl.guard.inputs import RowCheck
+from dpl.guard.policy import FREEZE, RESET, ROLL_BACK, Ladder
+from dpl.guard.settings import GuardSettings
+from dpl.guard.ward import KeptState, Ward, all_finite
+from dpl.methods.state import Stateful
+from dpl.surgery.copying import private_copy
+from dpl.surgery.split import logits_of
+
+__all__ = ["Guard"]
+
+_FRESH = 128  # rows that are all looked at after a start, a reset or a thaw
+_ALERT = 1.0  # estimated answers lost above which every batch is looked at
+_FEWEST_ROWS = 8
+_KEEP_EVERY = 16  # batches between copies of a healthy state
+_WHY = {
+    ROLL_BACK: "back to the last healthy state",
+    RESET: "back to the source model",
+    FREEZE: "the source answers until adaptation passes a trial",
+}
+
+
+class Guard(Stateful):
+    """Watches one adapting model; made by `dpl.adapt(..., guard=True)` and found at `model.guard`."""
+
+    batches: int
+    looked: int  # rows looked at since the last (re)start
+    unlooked: int  # batches since the last look
+    unkept: int  # batches since the last copy of a healthy state
+
+    def __init__(self, settings: GuardSettings, model: nn.Module) -> None:
+        super().__init__()
+        self.settings = settings
+        self._source = private_copy(model).eval().requires_grad_(False)
+        self.declare(batches=0, looked=0, unlooked=0, unkept=0)
+        self.rows, self.health, self.ladder = RowCheck(settings), Health(settings), Ladder(settings)
+        self.journal, self.healthy = Journal(settings.log), KeptState()
+        for name in ("rows", "health", "ladder", "journal", "healthy"):
+            self.declare_part(name, getattr(self, name))
+        self.report: dict[str, Any] = {}
+
+    @property
+    def frozen(self) -> bool:
+        """Say whether the source answers instead of the adapted model."""
+        return bool(self.ladder.frozen)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often each action was taken."""
+        return self.journal.counts
+
+    @property
+    def events(self) -> deque[Event]:
+        """The latest events, oldest first."""
+        return self.journal.events
+
+    def call_on_event(self, callback: Callable[[Event], None] | None) -> None:
+        """Call a function with every event from now on (None: nobody)."""
+        self.journal.on_event = callback
+
+    def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
+        """Take the source network along to another device or type."""
+        self._source._apply(transfer)  # type: ignore[no-untyped-call]
+        super().move(transfer)
+
+    def step(self, images: Tensor, reins: Callable[[Tensor], Ward]) -> Tensor:
+        """Answer a batch and let the model adapt to it, as far as both are safe; `reins` gets the good rows first."""
+        examined = self.rows.examine(images)
+        refused = dict(examined.refused)
+        kept = _without(images, refused)
+        ward = reins(kept) if len(kept) else None
+        self.report = {"guard": {"action": "none", "reason": "", "answered_by": "adapted", "signals": None}}
+        self.batches += 1
+        if ward is None:
+            return self._with_set_aside(self._blank(images), refused, len(images))
+        self.rows.learn(examined)
+        self.ladder.let_pass(len(kept))
+        try:
+            logits = self._serve(ward, kept)
+        except _Unanswerable as overflow:
+            places = [row for row in range(len(images)) if row not in refused]
+            refused |= {places[i]: "the source network itself gives no finite answer" for i in overflow.rows}
+            kept = _without(images, refused)
+            logits = self._serve(ward, kept) if len(kept) else self._blank(images)
+        return self._with_set_aside(logits, refused, len(images))
+
+    @torch.no_grad()
+    def predict(self, images: Tensor, reins: Callable[[Tensor], Ward]) -> Tensor:
+        """Answer a batch and change nothing."""
+        refused = self.rows.examine(images).refused
+        kept = _without(images, refused)
+        if len(kept) == 0:
+            return self._blank(images)
+        ward = reins(kept)
+        logits = self.source(kept) if self.frozen else ward.method.predict(kept).detach()
+        if not all_finite([logits]):
+            logits = self.source(kept)
+        return _spread(_rows_or_zeros(logits), refused, len(images))
+
+    @torch.no_grad()
+    def source(self, images: Tensor) -> Tensor:
+        """Return the logits of the frozen source network."""
+        return logits_of(self._source(images))
+
+    def _serve(self, ward: Ward, images: Tensor) -> Tensor:
+        if self.frozen:
+            return self._while_frozen(ward, images)
+        logits = self._adapt(ward, images)
+        self.unlooked += 1
+        self.unkept += 1
+        rows = self._rows_to_look_at(len(images), logits.device)
+        return logits if rows is None else self._look(ward, images, logits, rows)
+
+    def _adapt(self, ward: Ward, images: Tensor) -> Tensor:
+        """Let the model act; what is not finite is not committed."""
+        if self.ladder.holding:
+            return self._finite(ward.predict(images, "held: the stream shows too few classes"), images)
+        before = ward.changing()
+        try:
+            logits = ward.act(images)
+        except BaseException:
+            ward.put_back(before)
+            raise
+        if ward.is_finite(logits):
+            return logits
+        ward.put_back(before)
+        self._note("undo", "logits, loss or parameters were not finite after the step")
+        overflow = (~self.source(images).isfinite().all(dim=1)).nonzero()[:, 0].tolist()
+        if overflow:
+            raise _Unanswerable(overflow)
+        return self._finite(ward.predict(images, "the step was undone: something was not finite"), images)
+
+    def _finite(self, logits: Tensor, images: Tensor) -> Tensor:
+        return logits if all_finite([logits]) else self._answer_with(self.source(images))
+
+    def _rows_to_look_at(self, count: int, device: torch.device) -> Tensor | None:
+        """Return the rows of this batch to show to the source too: all, some, or None."""
+        if self.looked < _FRESH or self.health.lost > _ALERT:
+            return torch.arange(count, device=device)
+        if self.unlooked < self.settings.every:
+            return None
+        some = min(count, max(_FEWEST_ROWS, math.ceil(self.settings.share * count)))
+        first = self.batches % max(1, count // some)
+        return (torch.arange(some, device=device) * count // some + first).clamp(max=count - 1)
+
+    def _look(self, ward: Ward, images: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+        """Compare with the source and act on it; return the answer."""
+        source = self.source(images[rows])
+        signals = self.health.judge(source, logits[rows])
+        self.looked += len(rows)
+        self.report["guard"]["signals"] = asdict(signals) | {"drift": ward.drift()}
+        change = self.ladder.see_classes(self.health.poor, len(images) * self.unlooked)
+        self.unlooked = 0
+        if change is not None:
+            self._note(change, f"about {signals.classes:.1f} classes in the last rows", signals)
+        if signals.lost > self.settings.limit:
+            return self._climb(ward, images, signals)
+        if signals.lost > self.settings.limit / 2:
+            self._note("suspect", f"about {signals.lost:.1f} answers lost; the source answers", signals)
+            return self._answer_with(source if len(rows) == len(images) else self.source(images))
+        self._keep_if_healthy(ward, images, signals)
+        return logits
+
+    def _keep_if_healthy(self, ward: Ward, images: Tensor, signals: Signals) -> None:
+        """Copy the state now and then, while nothing speaks against it."""
+        calm = signals.lost < _ALERT and not self.health.poor and self.looked >= _FRESH
+        if calm and self.unkept >= _KEEP_EVERY:
+            state = ward.changing()
+            if all_finite(state.values()):
+                self.healthy.keep(state)
+                self.unkept = 0
+            else:
+                self._climb(ward, images, signals)
+
+    def _climb(self, ward: Ward, images: Tensor, signals: Signals) -> Tensor:
+        """Go back as far as needed for this batch to be answered as well as by the source."""
+        source, logits, rung = self.source(images), None, FREEZE
+        for rung in self.ladder.climb(self.healthy.exists):
+            ward.put_back(self.healthy.state() if rung == ROLL_BACK else None)
+            if rung == FREEZE:
+                break
+            logits = ward.predict(images, f"{rung}: {_WHY[rung]}")
+            if self._passes(source, logits):
+                break
+        if rung != ROLL_BACK:
+            self.healthy.drop()
+        self.health.restart()
+        self.looked = self.unkept = 0
+        self._note(rung, f"about {signals.lost:.1f} answers lost to adaptation; {_WHY[rung]}", signals)
+        return self._answer_with(source) if rung == FREEZE or logits is None else logits
+
+    def _passes(self, source: Tensor, logits: Tensor) -> bool:
+        """Say whether a state does well enough on one batch by itself."""
+        return all_finite([logits]) and Health(self.settings).judge(source, logits).lost <= self.settings.limit / 2
+
+    def _while_frozen(self, ward: Ward, images: Tensor) -> Tensor:
+        """Serve the source; after the wait, try the reset model beside it now and then."""
+        source = self.source(images)
+        self.unlooked += 1
+        if self.ladder.waiting == 0 and self.unlooked >= self.settings.every:
+            self.unlooked = 0
+            signals = self.health.judge(source, ward.predict(images, "trial"))
+            self.looked += len(images)
+            if not signals.lost <= self.settings.limit / 2:
+                self.ladder.freeze()
+                self.health.restart()
+                self.looked = 0
+            elif self.looked >= _FRESH:
+                self._thaw(signals)
+        ward.method.facts = {"updated": False, "reason": "frozen: the source answers"}
+        return self._answer_with(source)
+
+    def _thaw(self, signals: Signals) -> None:
+        self.ladder.thaw()
+        self.health.restart()
+        self.looked = self.unkept = 0
+        self._note("thaw", "adaptation passed its trial and may go on from the source", signals)
+
+    def _answer_with(self, source: Tensor) -> Tensor:
+        self.report["guard"]["answered_by"] = "source"
+        return source
+
+    def _note(self, action: str, reason: str, signals: Signals | None = None, times: int = 1) -> None:
+        self.report["guard"] |= {"action": action, "reason": reason}
+        self.journal.note(Event(self.batches, action, reason, signals), times)
+
+    def _blank(self, images: Tensor) -> Tensor:
+        """Return the answer to a batch of which nothing can be used: no row of the right width."""
+        width = self.source(torch.zeros_like(images[:1])).shape[1]
+        return images.new_zeros(0, width)
+
+    def _with_set_aside(self, logits: Tensor, refused: Mapping[int, str], count: int) -> Tensor:
+        """Put the answers in their places; rows without one get zeros (every class alike) and an entry."""
+        answer = _spread(logits, refused, count)
+        bad = dict(refused)
+        if not all_finite([answer]):
+            broken = (~answer.isfinite().all(dim=1)).nonzero()[:, 0].tolist()
+            bad |= dict.fromkeys(broken, "the source network itself gives no finite answer")
+            answer = _rows_or_zeros(answer)
+        self.report["set_aside"] = bad
+        if bad:
+            row, why = next(iter(bad.items()))
+            self._note("set_aside", f"{len(bad)} of {count} rows, e.g. {row}: {why}", times=len(bad))
+        if len(bad) == count:
+            self.report |= {"updated": False, "reason": "every row was set aside"}
+        return answer
+
+
+class _Unanswerable(Exception):  # noqa: N818 - a message between two methods, never seen outside
+    """Rows for which even the source network has no finite answer."""
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(rows)
+        self.rows = rows
+
+
+def _without(images: Tensor, refused: Mapping[int, str]) -> Tensor:
+    if not refused:
+        return images
+    good = torch.ones(len(images), dtype=torch.bool, device=images.device)
+    good[list(refused)] = False
+    return images[good]
+
+
+def _spread(logits: Tensor, refused: Mapping[int, str], count: int) -> Tensor:
+    """Return logits for all rows: zeros for those that were refused."""
+    if not refused:
+        return logits
+    answer = logits.new_zeros(count, logits.shape[1])
+    good = [row for row in range(count) if row not in refused]
+    answer[good] = logits
+    return answer
+
+
+def _rows_or_zeros(logits: Tensor) -> Tensor:
+    """Replace rows that are not finite by zeros."""
+    return torch.where(logits.isfinite().all(dim=1, keepdim=True), logits, torch.zeros_like(logits))

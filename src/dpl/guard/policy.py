@@ -1,0 +1,72 @@
+"""When the guard does what: the ladder from a roll-back to a freeze, and when learning is held."""
+
+from collections.abc import Iterator
+
+from dpl.guard.settings import GuardSettings
+from dpl.methods.state import Stateful
+
+__all__ = ["FREEZE", "RESET", "ROLL_BACK", "Ladder"]
+
+ROLL_BACK, RESET, FREEZE = "roll_back", "reset", "freeze"
+_RUNGS = (ROLL_BACK, RESET, FREEZE)
+_MOST_DOUBLINGS = 6
+_HYSTERESIS = 4  # a freeze is forgotten after this many times the rows after which other trouble is
+
+
+class Ladder(Stateful):
+    """Climbs when trouble returns soon, comes down when it stays away.
+
+    A fresh model counts as just reset: if it fails at once, its own state cannot be blamed, and it is frozen.
+    """
+
+    rung: int  # the last rung taken, while it is remembered: 0 none, 1 roll-back, 2 reset or freeze
+    calm: int  # rows since the last trouble
+    frozen: int
+    waiting: int  # rows before a frozen model is tried again
+    freezes: int  # freezes that are remembered; each doubles the wait
+    poor: int  # rows of the present stretch of too few classes
+    holding: int
+
+    def __init__(self, settings: GuardSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.declare(rung=2, calm=0, frozen=0, waiting=0, freezes=0, poor=0, holding=0)
+
+    def let_pass(self, rows: int) -> None:
+        """Count rows that went by; old trouble is forgotten."""
+        self.calm += rows
+        self.waiting = max(0, self.waiting - rows)
+        if self.calm >= self.settings.relapse and not self.frozen:
+            self.rung = 0
+            if self.calm >= _HYSTERESIS * self.settings.relapse:
+                self.freezes = 0
+
+    def climb(self, has_healthy_state: bool) -> Iterator[str]:
+        """Yield the rungs to try, mildest first; the one at which the caller stops is the one taken."""
+        for number, rung in enumerate(_RUNGS, start=1):
+            if number > self.rung and (rung != ROLL_BACK or has_healthy_state):
+                self.rung, self.calm = min(number, 2), 0
+                if rung == FREEZE:
+                    self.freeze()
+                yield rung
+
+    def freeze(self) -> None:
+        """Wait before the model is tried again, each time twice as long."""
+        self.frozen, self.holding, self.poor, self.calm = 1, 0, 0, 0
+        self.waiting = self.settings.wait * 2 ** min(self.freezes, _MOST_DOUBLINGS)
+        self.freezes += 1
+
+    def thaw(self) -> None:
+        """Let the model answer and learn again; the next failure freezes it again."""
+        self.frozen, self.calm, self.rung = 0, 0, 2
+
+    def see_classes(self, poor: bool, rows: int) -> str | None:
+        """Count a poor stream's rows; return "hold" or "release" when learning has to stop or may go on."""
+        self.poor = self.poor + rows if poor else 0
+        if not self.holding and poor and self.poor > self.settings.patience:
+            self.holding = 1
+            return "hold"
+        if self.holding and not poor:
+            self.holding = 0
+            return "release"
+        return None
