@@ -8,9 +8,6 @@ parties run it on their own registered methods.
 """
 
 import copy
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +19,7 @@ from torch import Tensor, nn
 
 from dpl.adapter import AdaptiveModel, adapt, load
 
-__all__ = ["CHECKS", "Subject", "check_method"]
+__all__ = ["CHECKS", "Subject", "check_method", "continue_from"]
 
 
 @dataclass
@@ -167,21 +164,10 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
 )
 
 
-def continue_in_new_process(subject_code: str, snapshot: Path, start: int, more: int) -> list[list[list[float]]]:
-    """Load a snapshot in a fresh interpreter and return the logits of the batches that follow.
-
-    `subject_code` is Python that defines `subject`, e.g. an import and a call.
-    """
-    program = (
-        f"{subject_code}\n"
-        "import json, dpl.testing as t, dpl\n"
-        f"again = dict(source=subject.source, **t._functions(subject.settings))\n"
-        f"model = dpl.load({str(snapshot)!r}, subject.network, **again)\n"
-        f"print(json.dumps([x.double().tolist() for x in subject.run(model, {more}, start={start})]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    _require(done.returncode == 0, f"the new process failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+def continue_from(subject: Subject, snapshot: Path, start: int, more: int) -> list[Tensor]:
+    """Load a snapshot (made in this process or in another) and return the logits of the batches that follow."""
+    again = _functions(subject.settings)
+    return subject.run(load(snapshot, subject.network, source=subject.source, **again), more, start=start)
 
 
 def _odd_batches(batches: Sequence[Tensor]) -> list[Tensor]:

@@ -113,7 +113,7 @@ class PeTTA(RoTTA):
         self._check_size(images)
         with torch.no_grad():
             out = self.teacher_network(images)
-        self.remember(images, out.logits)
+        self._remember(images, out.logits)
         labels = out.logits.argmax(dim=1)
         divergence = self.divergence(labels)
         self.means = update_class_memory(self.means, out.z, labels, 1 - self.settings.feature_share)

@@ -1,6 +1,10 @@
 """Pure losses: tensors in, a scalar (or one value per sample) out."""
 
+from dpl.objectives.conjugate import conjugate_loss
+from dpl.objectives.consistency import soft_cross_entropy, symmetric_cross_entropy
+from dpl.objectives.contrastive import class_aware_info_nce, view_contrast
 from dpl.objectives.entropy import entropy, marginal_entropy
+from dpl.objectives.gem import gem_skd, gem_t
 from dpl.objectives.prototype import (
     adain,
     classes_present,
@@ -10,18 +14,35 @@ from dpl.objectives.prototype import (
     restyle,
     style_statistics,
 )
+from dpl.objectives.proxy import arcface, proxy_nca
 from dpl.objectives.pseudo_label import confident_cross_entropy, confident_labels
+from dpl.objectives.robust import soft_likelihood_ratio
+from dpl.objectives.selection import entropy_margin, masked_mean, min_max, similarity_to
 
 __all__ = [
     "adain",
+    "arcface",
+    "class_aware_info_nce",
     "classes_present",
     "confident_cross_entropy",
     "confident_labels",
+    "conjugate_loss",
     "dpl_o",
     "dpl_star",
     "entropy",
+    "entropy_margin",
+    "gem_skd",
+    "gem_t",
     "marginal_entropy",
+    "masked_mean",
+    "min_max",
     "prototype_regularization",
+    "proxy_nca",
     "restyle",
+    "similarity_to",
+    "soft_cross_entropy",
+    "soft_likelihood_ratio",
     "style_statistics",
+    "symmetric_cross_entropy",
+    "view_contrast",
 ]
