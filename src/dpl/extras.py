@@ -38,8 +38,8 @@ def torchvision() -> ModuleType:
             raise
     for name in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
         del sys.modules[name]
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for operator in _MISSING_OPERATORS:
-        library.define(operator)
+        library.define(operator)  # type: ignore[no-untyped-call]
     _declared.append(library)
     return importlib.import_module("torchvision")
