@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import socket
 from collections.abc import Callable
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="lines of TOKEN [STREAM_PREFIX]: who may ask, for which streams")  # fmt: skip
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate, to serve HTTPS")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key")
+    parser.add_argument(
+        "--journal", type=Path, metavar="FILE", help="append every event of every stream, as JSON lines"
+    )
     parser.add_argument("--no-guard", action="store_true", help="adapt without the guard")
     parser.add_argument("--threads", type=int, help="CPU threads of each model run (default: torch's choice)")
     for field in dataclasses.fields(ServeSettings):
@@ -73,10 +77,17 @@ def run(args: argparse.Namespace) -> None:
 
     settings = ServeSettings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(ServeSettings)})
     tokens = _tokens(args)
+    if args.journal is not None:
+        _keep_journal(args.journal)
     with _bound(args.host, args.port) as place:
         server = _server(args, settings, tokens)
         _announce(args, place, server)
         _serve(args, place, server)
+
+
+def _keep_journal(path: Path) -> None:
+    """Write events to a file; a new one is begun when a log rotation has taken the old one away."""
+    logging.getLogger("dpl.serve.journal").addHandler(WatchedFileHandler(path))
 
 
 def _tokens(args: argparse.Namespace) -> "Tokens | None":

@@ -42,9 +42,9 @@ class Job:
             "stream": stream.id,
             "seq": stream.seq,
             "run": RUN,
-            **facts,
             "durable_through": stream.durable_through,
             "snapshot_every": session.context.settings.snapshot_every,
+            **facts,
         })  # fmt: skip
 
 
@@ -66,7 +66,8 @@ class Predict(Job):
         if skip is not None:
             self._answer(session, session.predict(self.images), {"status": skip[0], "reason": skip[1]})
         elif first:
-            self._answer(session, session.predict(self.images), {"status": "scheduled", "reason": None})
+            logits, durable = session.predict(self.images), min(stream.durable_through, stream.seq - 1)
+            self._answer(session, logits, {"status": "scheduled", "reason": None}, durable_through=durable)
             self._step(session)
         else:
             logits, facts = self._step(session)
@@ -96,7 +97,7 @@ class Predict(Job):
         label = result if result != "adapted" else "updated" if facts["updated"] else "no_update"
         session.context.metrics.adaptations.labels(label).inc()
 
-    def _answer(self, session: Session, logits: Tensor, adaptation: dict[str, Any]) -> None:
+    def _answer(self, session: Session, logits: Tensor, adaptation: dict[str, Any], **facts: Any) -> None:
         probabilities = logits.softmax(dim=1)
         confidence, classes = probabilities.max(dim=1)
         session.stream.watch(confidence.mean().item(), classes.tolist())
@@ -106,6 +107,7 @@ class Predict(Job):
             predictions=self._rows(probabilities, session.context.names),
             adaptation=adaptation,
             guard=_guard_facts(session),
+            **facts,
         )
 
     def _rows(self, probabilities: Tensor, names: Any) -> list[dict[str, Any]]:

@@ -60,7 +60,11 @@ class StreamStore:
         self._keep = keep
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self.folder)
-        self.problem = self._claim(json.loads(json.dumps(identity)))
+        try:
+            self.problem = self._claim(json.loads(json.dumps(identity)))
+        except SettingError:
+            self.close()
+            raise
 
     def _claim(self, identity: dict[str, Any]) -> str | None:
         """Mark the folder as this model's; a folder of another model is refused, one that is read-only reported."""

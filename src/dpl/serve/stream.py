@@ -1,5 +1,7 @@
 """One stream: what was done with it, what it has learned, and how it goes. Small, also for thousands of them."""
 
+import json
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -19,6 +21,9 @@ _RECENT_BATCHES = 120
 _RECENT_IMAGES = 500
 _KEPT_ASLEEP = 16  # events remembered of a stream that lies on disk
 _SHOWN_CLASSES = 10
+_journal = logging.getLogger("dpl.serve.journal")  # every event of every stream, one JSON document a line
+_journal.setLevel(logging.INFO)
+_journal.propagate = False
 
 
 class Stream:
@@ -116,6 +121,8 @@ class Stream:
         entry = {"seq": self.seq, "time": _now(), "event": what, **facts}
         with self._lock:
             self._events.append(entry)
+        if _journal.hasHandlers():
+            _journal.info("%s", json.dumps({"stream": self.id, **entry}))
 
     def events(self, after: int = 0) -> list[dict[str, Any]]:
         """Return what happened since `after`, the oldest first."""
@@ -154,7 +161,7 @@ class Stream:
             "recent_confidence": confidence,
             "distinct_classes": len(classes),
             "class_balance": [
-                {"class": label, "name": names[label] if label < len(names) else "", "share": count / total}
+                {"class": label, "name": names[label] if label < len(names) else None, "share": count / total}
                 for label, count in classes.most_common(_SHOWN_CLASSES)
             ],
             "drift": self.drift,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -38,6 +38,7 @@ class Writer:
         self._tasks: deque[_Task] = deque()
         self._failed: dict[str, _Task] = {}
         self._changed = threading.Condition()
+        self._working: _Task | None = None
         self._stopping = False
         self.problem: str | None = store.problem
         self._thread = threading.Thread(target=self._work, name="dpl-serve-writer", daemon=True)
@@ -63,6 +64,12 @@ class Writer:
             self._failed.pop(stream.id, None)
             self._tasks = deque(task for task in self._tasks if not (task.automatic and task.stream is stream))
         self._wait(_Task(stream, None, automatic=False))
+
+    def flush(self) -> None:
+        """Return when everything handed over so far was written, or failed."""
+        with self._changed:
+            waiting = [*self._tasks] if self._working is None else [self._working, *self._tasks]
+        wait([task.done for task in waiting])
 
     def stop(self) -> None:
         """Write what waits, then end."""
@@ -100,7 +107,8 @@ class Writer:
                     return None
                 if not self._changed.wait(_RETRY_SECONDS if self._failed else None) and self._failed:
                     return self._failed.pop(next(iter(self._failed)))
-            return self._tasks.popleft()
+            self._working = self._tasks.popleft()
+            return self._working
 
     def _do(self, task: _Task) -> None:
         if task.saved is None:
