@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP that adapts to each stream of images",
     "train": "train a source model on the source domains",
     "bench": "run an experiment file over methods, data sets and seeds, and resume it",
+    "reproduce": "run a table of the paper and show it, measured beside reported",
     "corrupt": "make corrupted copies of clean images, as in CIFAR-10-C and ImageNet-C",
     "list": "list the methods, or the settings of one",
 }

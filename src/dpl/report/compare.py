@@ -10,7 +10,7 @@ from dpl.report.layouts import LAYOUTS, Row
 from dpl.report.series import Series, collect, mean_of
 from dpl.reported import Improvement, Table
 
-__all__ = ["compare", "oracle"]
+__all__ = ["column_group", "compare", "oracle"]
 
 _WIDE = 8  # a table with more columns leaves out groups in which nothing was measured
 _LAST_DIGIT = "The printed cells' mean rounds to another last digit; unrounded cells could give the printed one."
@@ -50,7 +50,7 @@ def _compare(table: Table, rows: Sequence[Row], title: str, accuracy: Callable[[
     _rank(table, columns, entries)
     kept = _kept(columns)
     body = tuple(GridRow(name, table.printed_as.get(name, ""), tuple(entries[name][i] for i in kept)) for name in names)
-    left_out = tuple(column.name for i, column in enumerate(columns) if i not in kept)
+    left_out = tuple(dict.fromkeys(column_group(c.name) for i, c in enumerate(columns) if i not in kept))
     return Grid(table.name, title, table.metric, tuple(columns[i] for i in kept), body, footnotes, left_out)
 
 
@@ -136,24 +136,24 @@ def _rank(table: Table, columns: Sequence[Column], entries: dict[str, list[Entry
 
 
 def _ranks(figures: Mapping[str, float], metric: str, digits: int) -> dict[str, int]:
-    """Return who is first and second by the figures as they are shown; equals share a rank, one alone has none."""
+    """Return who is first and second by the figures as they are shown; equals share a rank, and all equal have none."""
     shown = {name: round(value, digits) for name, value in figures.items()}
     order = sorted(set(shown.values()), reverse=metric == "accuracy")
-    if len(shown) < 2:
+    if len(order) < 2:
         return {}
     return {name: order.index(value) + 1 for name, value in shown.items() if value in order[:2]}
 
 
 def _kept(columns: Sequence[Column]) -> list[int]:
     """Return which columns are shown: all, or of a wide table those of groups in which something was measured."""
-    groups = {_group(column.name) for column in columns if column.images is not None} - {""}
+    groups = {column_group(column.name) for column in columns if column.images is not None} - {""}
     everything = list(range(len(columns)))
     if len(columns) <= _WIDE or not groups:
         return everything
-    return [i for i in everything if _group(columns[i].name) in groups | {""}]
+    return [i for i in everything if column_group(columns[i].name) in groups | {""}]
 
 
-def _group(column: str) -> str:
+def column_group(column: str) -> str:
     """Return the beginning of a name such as `cifar10_c/5` or `clipart->real`, empty for others."""
     for separator in ("/", "->"):
         if separator in column:

@@ -83,7 +83,7 @@ class Grid:
     rows: tuple[GridRow, ...]
     footnotes: tuple[Footnote, ...]
     left_out: tuple[str, ...] = ()
-    """Columns not shown because nothing of their group was measured."""
+    """Groups of columns that are not shown because nothing of them was measured."""
 
     @property
     def measured(self) -> bool:
@@ -99,7 +99,11 @@ class Grid:
     @property
     def remarks(self) -> list[str]:
         """What is said of the table as a whole, below it."""
-        return [f"Left out, since nothing was measured: {', '.join(self.left_out)}."] if self.left_out else []
+        return (
+            [f"Columns left out, since nothing was measured for them: {', '.join(self.left_out)}."]
+            if self.left_out
+            else []
+        )
 
     def counts(self) -> list[str]:
         """Return the number of images behind each column."""

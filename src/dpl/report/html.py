@@ -107,7 +107,7 @@ def _figure(text: Text | None) -> str:
 
 
 def _footnotes(grid: Grid) -> Iterable[str]:
-    yield '<p class="note"><span class="best">Bold</span>: best; <span class="second">underlined</span>: second best.</p>'
+    yield '<p class="note"><b class="best">Bold</b>: best; <span class="second">underlined</span>: second best.</p>'
     for note in grid.shown_footnotes:
         yield f'<p class="note"><sup>{note.mark}</sup> {_text(note.text)}</p>'
     for remark in grid.remarks:

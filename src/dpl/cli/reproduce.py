@@ -1,0 +1,140 @@
+"""`dpl reproduce`: a table of the paper, measured beside reported."""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpl.cli.console import print_json, print_table, warn
+from dpl.errors import SettingError
+
+if TYPE_CHECKING:
+    from dpl.bench import Case, Store
+    from dpl.bench.engine import OnEvent
+    from dpl.report.document import Item
+    from dpl.report.grid import Grid, Text
+    from dpl.report.request import Request, Result
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("what", metavar="WHAT", help="table1 ... table8, supervised")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder with the data sets")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables")
+    parser.add_argument("--weights", type=Path, metavar="DIR", help="folder of source weights (default: DATA/weights)")
+    parser.add_argument("--store", type=Path, metavar="DIR", help="folder of results; runs resume there (OUT/runs)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="another experiment file than the table's own")
+    parser.add_argument("--limit", type=int, metavar="N", help="use at most N images of each domain")
+    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds (default: the experiment file's)")
+    parser.add_argument("--quick", action="store_true", help="one seed, 200 images of each domain, no search")
+    parser.add_argument("--no-run", action="store_true", help="run nothing: tabulate what the store has")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of each process")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run what is missing, write the files and print the table; return 1 where a run failed."""
+    from dpl.report.targets import find_target
+
+    for name in ("limit", "seeds", "workers", "threads"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise SettingError(f"--{name} {value}: expected at least 1")
+    result = find_target(args.what).make(_request(args))
+    if args.json:
+        _print_json(args.what, result)
+    else:
+        _print(result)
+    return 1 if result.failed else 0
+
+
+def _request(args: argparse.Namespace) -> "Request":
+    import torch
+
+    from dpl.cli.live import watched
+    from dpl.report.request import Request
+    from dpl.training import keep_freed_memory
+
+    def watch(title: str, cases: "Sequence[Case]", store: "Store") -> "AbstractContextManager[OnEvent]":
+        return watched(title, cases, store, quiet=args.json)
+
+    keep_freed_memory()
+    return Request(
+        data=args.data,
+        weights=args.weights or args.data / "weights",
+        out=args.out,
+        store=args.store or args.out / "runs",
+        config=args.config,
+        cache=args.cache,
+        limit=args.limit,
+        seeds=args.seeds,
+        quick=args.quick,
+        run=not args.no_run,
+        workers=args.workers,
+        threads=args.threads or max(1, torch.get_num_threads() // args.workers),
+        watch=watch,
+        say=warn,
+        command=_command(args),
+    )
+
+
+def _command(args: argparse.Namespace) -> str:
+    """Return the command as it would be typed, all that changes figures included."""
+    words = ["dpl", "reproduce", args.what]
+    for name in ("data", "weights", "store", "config", "limit", "seeds", "out"):
+        value = getattr(args, name)
+        words += [] if value is None else [f"--{name}", str(value)]
+    return shlex.join([*words, *(["--quick"] if args.quick else [])])
+
+
+def _print_json(what: str, result: "Result") -> None:
+    document = None if result.document is None else result.document.record()
+    files = [str(path) for path in result.files]
+    print_json({"what": what, "files": files, "failed": result.failed, "document": document})
+
+
+def _print(result: "Result") -> None:
+    if result.document is not None:
+        for grid in result.document.grids:
+            _print_grid(grid)
+        _print_lists(result.document.differences, result.missing)
+    for path in result.files:
+        print(path)
+
+
+def _print_grid(grid: "Grid") -> None:
+    headers = ["method", "", *(column.name for column in grid.columns)]
+    rows = []
+    for row in grid.rows:
+        measured, reported = grid.texts(row)
+        rows.append([row.name, "measured", *map(_plain, measured)])
+        rows.append(["", "reported", *map(_plain, reported)])
+    print_table(headers, rows, f"{grid.title} ({grid.metric} in percent)")
+    print()
+
+
+def _plain(text: "Text | None") -> str:
+    """Return a figure with `*` for the best and `+` for the second best."""
+    if text is None:
+        return "-"
+    mark = {1: "*", 2: "+"}.get(text.rank or 0, "")
+    deviation = f" ±{text.deviation}" if text.deviation else ""
+    return f"{text.figure}{mark}{deviation}" + (f" ({text.coverage})" if text.coverage else "")
+
+
+def _print_lists(differences: Sequence[str], missing: "Sequence[Item]") -> None:
+    if differences:
+        print("What differs from the paper:")
+    for text in differences:
+        print(f"- {text}")
+    if missing:
+        print("What is missing:")
+    for item in missing:
+        print(f"- {item.subject}: {item.text}")
+        if item.drawing:
+            print(item.drawing)

@@ -1,0 +1,210 @@
+"""Markdown, LaTeX and HTML: figures, marks, footnotes, missing cells, and text that a format could misread."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from dpl import reported
+from dpl.report.compare import compare
+from dpl.report.document import Document, Item, Setup
+from dpl.report.html import to_html
+from dpl.report.latex import to_latex
+from dpl.report.markdown import to_markdown
+from dpl.report.request import Request
+from dpl.report.tables import describe
+from dpl.report.write import write
+
+NASTY = "a|b *c* _d_ <script>alert(1)</script> 5 % of $x & {y} #z ~t ^u \\v -> w"
+
+
+@pytest.fixture
+def rows(make_row):
+    """PACS alone: PL on all four domains with two seeds, DPL on three with one, and a method of one's own."""
+    found = [
+        make_row("pl", "pacs", domain, 80.0 + seed, seed=seed)
+        for domain in ("art_painting", "cartoon", "photo", "sketch")
+        for seed in (0, 1)
+    ]
+    found += [make_row("dpl_dagger", "pacs", domain, 90.0) for domain in ("art_painting", "cartoon", "photo")]
+    return found + [make_row("my_own", "pacs", d, 70.0) for d in ("art_painting", "cartoon", "photo", "sketch")]
+
+
+@pytest.fixture
+def document(rows):
+    drawing = "  VLCS/\n    Caltech101/\n      bird/*.jpg"
+    missing = [Item("vlcs", "DATA: VLCS was not found here; expected layout", drawing), Item("tent", NASTY)]
+    request = Request(data=Path("d"), weights=Path("w"), out=Path("o"), store=Path("s"), command="dpl reproduce table1")
+    return describe(reported.load("table1"), rows, missing, request)
+
+
+def lines_of(text, word):
+    return [line for line in text.splitlines() if word in line]
+
+
+def test_markdown_shows_both_lines_of_a_method(document):
+    text = to_markdown(document)
+    lines = text.splitlines()
+    place = lines.index("| pl | measured | **80.5** ± 0.71 | – | – | – | **80.5** ± 0.71 (4/16) |")
+    assert lines[place + 1] == "|  | reported | 82.9 ± 0.96 | 74.5 ± 0.74 | 62.4 ± 0.68 | 42.6 ± 0.78 | 65.6 |"
+    assert "| dpl\\_dagger (Ours) | measured | 90.0 (3/4, 300 images) | – | – | – | 90.0 (3/16, 300 images) |" in lines
+    assert "| my\\_own | measured | _70.0_ | – | – | – | _70.0_ (4/16) |" in lines
+    assert "| images | each seed | 400 | – | – | – | 400 |" in lines
+
+
+def test_markdown_rows_all_have_the_same_number_of_cells(document):
+    table = [line for line in to_markdown(document).splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {8}
+
+
+def test_markdown_flags_the_misprint_and_draws_the_layout(document):
+    text = to_markdown(document)
+    assert "71.3 <sup>a</sup>" in text
+    assert "<sup>a</sup> Misprint in the paper (swr\\_nsp, average): the four cells give 71.15" in text
+    assert "\n  ```text\n    VLCS/\n      Caltech101/\n" in text
+
+
+def test_markdown_escapes(document):
+    line = next(iter(lines_of(to_markdown(document), "alert")))
+    assert "\\<script\\>" in line
+    assert "a\\|b \\*c\\* \\_d\\_" in line
+    assert "→ w" in line
+
+
+def test_latex_rows_all_have_the_same_number_of_cells(document):
+    text = to_latex(document)
+    body = text[text.index(r"\begin{tabular}{llrrrrr}") : text.index(r"\end{tabular}")]
+    rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in rows} == {6}
+    assert len(rows) == 2 * 17 + 2  # sixteen methods of the paper and one's own, a heading, the counts
+
+
+def test_latex_shows_figures_marks_and_footnotes(document):
+    text = to_latex(document)
+    assert r"\texttt{pl} & measured & \textbf{80.5}$\pm$0.71 & -- & -- & -- & \textbf{80.5}$\pm$0.71 (4/16) \\" in text
+    assert r"\texttt{dpl\_dagger} (Ours) & measured & 90.0 (3/4, 300 images)" in text
+    assert r"\textbf{89.9}$\pm$0.39" in text
+    assert r"71.3\textsuperscript{a}" in text
+    assert r"\textsuperscript{a} Misprint in the paper (swr\_nsp, average)" in text
+    assert r"\\\hspace*{2em}\texttt{Caltech101/}" in text
+
+
+def test_latex_escapes_and_balances(document):
+    text = to_latex(document)
+    line = next(iter(lines_of(text, "alert")))
+    expected = (
+        r"a$|$b *c* \_d\_ $<$script$>$alert(1)$<$/script$>$ 5 \% of \$x \& \{y\} \#z \textasciitilde{}t "
+        r"\textasciicircum{}u \textbackslash{}v $\rightarrow$ w"
+    )
+    assert expected in line
+    bare = re.sub(r"\\[{}]", "", text)
+    assert bare.count("{") == bare.count("}")
+    begun, ended = re.findall(r"\\begin\{(\w+\*?)\}", text), re.findall(r"\\end\{(\w+\*?)\}", text)
+    assert sorted(begun) == sorted(ended)
+    assert not re.search(r"[^\x00-\x7f]", text)
+
+
+class Reader(HTMLParser):
+    """Checks that every tag is closed, and keeps cells and attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.rows, self.attributes, self.tags = [], [], [], set()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "tr" in self.open and {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+def read(text):
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    return reader
+
+
+def test_html_is_whole_and_needs_nothing_else(document):
+    text = to_html(document)
+    reader = read(text)
+    assert not reader.tags & {"script", "link", "img", "iframe"}
+    assert not {name for name, _ in reader.attributes} & {"src", "href"}
+    assert "url(" not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_html_shows_the_same_figures(document):
+    rows = read(to_html(document)).rows
+    assert ["pl", "measured", "80.5 ± 0.71", "–", "–", "–", "80.5 ± 0.71 (4/16)"] in rows
+    assert ["reported", "82.9 ± 0.96", "74.5 ± 0.74", "62.4 ± 0.68", "42.6 ± 0.78", "65.6"] in rows
+    assert ["dpl_dagger (Ours)", "measured", "90.0 (3/4, 300 images)", "–", "–", "–", "90.0 (3/16, 300 images)"] in rows
+    assert ["images", "each seed", "400", "–", "–", "–", "400"] in rows
+
+
+def test_html_escapes_flags_and_explains(document):
+    text = to_html(document)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; 5 % of $x &amp; {y}" in text
+    assert "71.3<sup>a</sup>" in text
+    assert "<sup>a</sup> Misprint in the paper (swr_nsp, average)" in text
+    assert 'title="3 of 4 streams, 300 images each seed, seeds 0"' in text
+    assert "<pre>  VLCS/\n    Caltech101/" in text
+
+
+@pytest.mark.parametrize("form", [to_markdown, to_latex, to_html])
+def test_every_format_tells_how_the_figures_came_about(document, form):
+    text = form(document).replace("\\", "")
+    for words in (
+        "What is missing", "What differs from the paper", "Settings were fixed; the paper chose them",
+        "Protocol", "80% in-split", "seeds 0, 1", "batch size 32", "network resnet50", "SHA-256 0123456789ab",
+        "The paper's protocol", "method dpl_dagger; lr=5e-05", "torch 2.13.0", "dpl reproduce table1",
+        "tast", "Copied by the paper from the method",
+    ):  # fmt: skip
+        assert words.replace("'", "&#x27;" if form is to_html else "'") in text
+
+
+def test_the_oracle_follows_as_a_second_table(rows):
+    found = [row | {"oracle_accuracy": 95.0} for row in rows]
+    request = Request(data=Path("d"), weights=Path("w"), out=Path("o"), store=Path("s"))
+    text = to_markdown(describe(reported.load("table1"), found, [], request))
+    assert text.count("| method |") == 2
+    assert (
+        "## Domain generalisation benchmarks, ResNet-50: with the settings that are best on the target (oracle)" in text
+    )
+
+
+def test_four_files_are_written_and_the_json_has_every_figure(document, tmp_path):
+    files = write(document, tmp_path / "new" / "folder")
+    assert [path.name for path in files] == ["table1.md", "table1.tex", "table1.html", "table1.json"]
+    assert sorted(p.name for p in files[0].parent.iterdir()) == sorted(p.name for p in files)
+    grid = json.loads(files[3].read_text())["grids"][0]
+    row = next(row for row in grid["rows"] if row["name"] == "dpl_dagger")
+    assert row["entries"][0]["measured"]["parts"] == 3
+    assert row["entries"][0]["reported"]["deviation"] == 0.39
+
+
+def test_a_document_without_lists_has_no_empty_headings():
+    grid = compare(reported.load("table8"), [])
+    text = to_markdown(Document("table8", "T", (grid,), (), (), (), (), Setup()))
+    assert "##" not in text
+
+
+def test_folders_of_the_machine_do_not_get_into_what_is_written():
+    request = Request(data=Path("/a/b"), weights=Path("/a/b/c"), out=Path("out"), store=Path("out/runs"))
+    assert (
+        request.anonymous("/a/b/c/x.pt, /a/b: nothing, /a/bc, out/runs")
+        == "WEIGHTS/x.pt, DATA: nothing, /a/bc, out/runs"
+    )
