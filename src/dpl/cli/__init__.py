@@ -26,7 +26,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (2 for a wrong name, path or value)."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = [*(sys.argv[1:] if argv is None else argv)]  # `list` is a sub-command here
     parser = _parser(words[0] if words and words[0] in COMMANDS else None)
     args = parser.parse_args(words)
     if args.command is None:

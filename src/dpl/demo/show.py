@@ -53,9 +53,14 @@ class DemoRow:
         return 1000 * sum(result.seconds for result in self.results) / images
 
 
-def run_demo(network: nn.Module, seeds: int, on_batch: Callable[[str, OnlineResult], None]) -> list[DemoRow]:
-    """Stream the target digits in `seeds` random orders through every method, each time from the source model."""
-    images, labels = uci_digits()
+def run_demo(
+    network: nn.Module, seeds: int, on_batch: Callable[[str, OnlineResult], None], limit: int | None = None
+) -> list[DemoRow]:
+    """Stream the target digits in `seeds` random orders through every method, each time from the source model.
+
+    `limit` keeps only the first so many digits.
+    """
+    images, labels = (part[:limit] for part in uci_digits())
     rows = []
     for method, settings in METHODS.items():
         model = adapt(network, method, **settings)

@@ -1,0 +1,162 @@
+"""The command line as a user meets it: what it prints, what it writes, how it says no."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from data.make import make_folder
+from dpl.backbones import create
+from dpl.cli import COMMANDS, main
+from dpl.methods import list_methods
+
+CLASSES = ("circle", "square", "triangle")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of class folders, one file of which is no image."""
+    root = tmp_path_factory.mktemp("images")
+    made = make_folder(root / "photos", classes=CLASSES, per_class=20)
+    (made / CLASSES[0] / "broken.jpg").write_text("not an image")
+    return made
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "mine.safetensors"
+    save_file(create("debug_cnn", num_classes=len(CLASSES), normalise="none").state_dict(), path)
+    return path
+
+
+def arguments(folder: Path, weights: Path, out: Path, *more: str) -> list[str]:
+    fixed = ["--model", "debug_cnn", "--weights", str(weights), "--images", str(folder), "--out", str(out)]
+    return ["adapt", *fixed, "--batch-size", "8", "--set", "confidence=0.2", *more]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_adapt_predicts_a_folder(folder: Path, weights: Path, tmp_path: Path, capsys) -> None:
+    assert main(arguments(folder, weights, tmp_path / "p.csv", "--snapshot", str(tmp_path / "s"))) == 0
+    found, printed = rows(tmp_path / "p.csv"), capsys.readouterr()
+    assert len(found) == 60
+    assert {row["label"] for row in found} == set(CLASSES)
+    assert all(0 <= float(row["confidence"]) <= 1 and row["name"] in CLASSES for row in found)
+    right = sum(row["name"] == row["label"] for row in found)
+    assert f"online accuracy {100 * right / 60:.2f} %" in printed.out
+    assert "broken.jpg" in printed.err
+    assert (tmp_path / "s" / "manifest.json").is_file()
+
+
+def test_adapt_speaks_json(folder: Path, weights: Path, tmp_path: Path, capsys) -> None:
+    assert main(arguments(folder, weights, tmp_path / "p.csv", "--json")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["images"] == 60
+    assert document["failed"][0][0].endswith("broken.jpg")
+
+
+def test_adapt_goes_on_after_a_kill_as_if_never_stopped(folder: Path, weights: Path, tmp_path: Path) -> None:
+    straight = arguments(folder, weights, tmp_path / "straight.csv")
+    assert main(straight) == 0
+    words = arguments(folder, weights, tmp_path / "p.csv", "--snapshot", str(tmp_path / "s"))
+    process = subprocess.Popen([sys.executable, "-c", SLOW, *words], stderr=subprocess.DEVNULL)
+    while not (tmp_path / "s" / "manifest.json").is_file():
+        time.sleep(0.02)
+        assert process.poll() is None, "finished before it could be killed"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert len(rows(tmp_path / "p.csv")) < 60
+    assert main(words) == 0
+    assert (tmp_path / "p.csv").read_text() == (tmp_path / "straight.csv").read_text()
+    assert main(words) == 0  # nothing left to do
+    assert (tmp_path / "p.csv").read_text() == (tmp_path / "straight.csv").read_text()
+
+
+# Saves after every second batch and then takes its time, so that a kill finds it in the middle.
+SLOW = """
+import dataclasses, sys, time
+import dpl.folderjob as job
+save = job._commit
+def slowly(*arguments):
+    save(*arguments)
+    time.sleep(1)
+job._commit = slowly
+run = job.run_folder
+job.run_folder = lambda work, *rest: run(dataclasses.replace(work, every=2), *rest)
+from dpl.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_a_snapshot_of_another_job_is_refused(folder: Path, weights: Path, tmp_path: Path, capsys) -> None:
+    assert main(arguments(folder, weights, tmp_path / "p.csv", "--snapshot", str(tmp_path / "s"))) == 0
+    again = arguments(folder, weights, tmp_path / "p.csv", "--snapshot", str(tmp_path / "s"), "--seed", "5")
+    assert main(again) == 2
+    assert "another job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--method", "dlp"], "Did you mean 'dpl'?"),
+        (["--model", "resnett18"], "resnett18"),
+        (["--images", "/no/such/folder"], "no such folder"),
+        (["--set", "confidense=1"], "Did you mean 'confidence'?"),
+        (["--set", "lr"], "KEY=VALUE"),
+        (["--weights", "/no/such/file"], "/no/such/file"),
+        (["--batch-size", "0"], "at least 1"),
+        (["--device", "gpu7"], "--device gpu7"),
+        (["--classes", "/no/such/names"], "/no/such/names"),
+    ],
+)
+def test_wrong_words_end_in_one_line_and_code_2(
+    change, words: str, folder: Path, weights: Path, tmp_path: Path, capsys
+) -> None:
+    assert main(arguments(folder, weights, tmp_path / "p.csv", *change)) == 2
+    printed = capsys.readouterr().err
+    assert words in printed
+    assert "Traceback" not in printed
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_list_shows_every_method(capsys) -> None:
+    assert main(["list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in list_methods())
+
+
+def test_list_shows_settings_of_a_composition(capsys) -> None:
+    assert main(["list", "tent+dpl"]) == 0
+    assert "dpl_confidence" in capsys.readouterr().out
+
+
+def test_list_as_json(capsys) -> None:
+    assert main(["list", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert {record["name"] for record in records} == set(list_methods())
+    assert all(record["paper"] and record["passes"] for record in records)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_no_command_prints_help(capsys) -> None:
+    assert main([]) == 0
+    assert "demo" in capsys.readouterr().out

