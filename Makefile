@@ -13,7 +13,7 @@ test: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 # torch first and constrained: an unconstrained resolve would pull a CUDA build.
 $(STAMP): pyproject.toml constraints.txt

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conformance.subjects import names, subject
-from dpl.testing import CHECKS, Subject
+from dpl.testing import CHECKS, Subject, caller_is_untouched, resumes_exactly, stays_finite
 
 CUT, MORE = 3, 4
 
@@ -36,6 +36,13 @@ save_file(logits, sys.argv[6])
 @pytest.mark.parametrize("name", names())
 def test_promise(name: str, check: Callable[[Subject], None]) -> None:
     check(subject(name))
+
+
+@pytest.mark.parametrize("check", [stays_finite, resumes_exactly, caller_is_untouched], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("name", ["dpl", "dpl_dagger", "dpl_o", "tent", "pl", "shot_im+dpl", "t3a"])
+@pytest.mark.parametrize("kind", ["group", "bottleneck", "weight_norm", "parametrized", "tokens", "late", "wrapped"])
+def test_promise_on_other_networks(kind: str, name: str, check: Callable[[Subject], None]) -> None:
+    check(subject(name, kind))
 
 
 @pytest.fixture(scope="module")
