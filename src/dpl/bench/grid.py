@@ -9,12 +9,11 @@ from typing import Any
 from dpl.bench.gridfile import LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, known_domains
 from dpl.bench.selection import Candidate, Case, candidates
-from dpl.bench.spec import SourceData, Unit, file_sha256, resolved_settings
+from dpl.bench.spec import SourceData, Unit, file_sha256, method_kind, resolved_settings
 from dpl.bench.weights import check_training, fill_pattern
 from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import choose_domains
 from dpl.errors import DataError, SettingError, did_you_mean
-from dpl.methods import get_method
 from dpl.streams import PROTOCOLS
 
 __all__ = ["Grid", "Places", "read_grid"]
@@ -119,7 +118,7 @@ def _check_common(section: Section) -> None:
 
 
 def _setting_names(method: str) -> list[str]:
-    return [f.name for f in dataclasses.fields(get_method(method).settings_class)]
+    return [f.name for f in dataclasses.fields(method_kind(method).settings_class)]
 
 
 def _cases(section: Section, places: Places) -> Iterator[Case]:
@@ -241,7 +240,7 @@ def _weights(section: Section, stream: _Stream, places: Places) -> Path:
 
 def _source(section: Section, entry: MethodEntry, stream: _Stream) -> SourceData | None:
     """Return which source images a method sees, None for those that need none."""
-    if get_method(entry.method).info.source == "never":
+    if method_kind(entry.method).info.source == "never":
         return None
     size = entry.batch_size or section.batch_size
     if section.source == "rest":

@@ -5,15 +5,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from dpl.errors import DataError, SettingError, did_you_mean
 from dpl.methods import get_method
+from dpl.methods.base import Method
 from dpl.methods.settings import make_settings
 
-__all__ = ["FORMAT", "SourceData", "Unit", "file_sha256", "resolved_settings"]
+__all__ = ["FORMAT", "SourceData", "Unit", "file_sha256", "method_kind", "resolved_settings"]
 
 FORMAT = 1
 Settings = Mapping[str, Any]
@@ -105,9 +106,15 @@ def _with_tuples(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
 
 
+@cache
+def method_kind(name: str) -> type[Method[Any]]:
+    """Return a method's class; a large grid asks for the same few many thousand times."""
+    return get_method(name)
+
+
 def resolved_settings(method: str, values: Settings) -> dict[str, Any]:
     """Return every setting of a method with its value, given some of them; plain data only."""
-    settings = make_settings(get_method(method).settings_class, method, values)
+    settings = make_settings(method_kind(method).settings_class, method, values)
     resolved = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
     for name, value in resolved.items():
         if callable(value):

@@ -68,7 +68,7 @@ def _table(section: str, rows: Sequence[Row], figure: str) -> MeasuredTable:
         lines[label] = (*values, fmean(known) if len(known) == len(columns) else None)
     return MeasuredTable(
         section=section,
-        protocol=_protocol(rows[0]),
+        protocol=_protocol(rows),
         columns=(*columns, "average"),
         rows=lines,
         images=sum({(row["column"], row["visit"], row["seed"]): row["n"] for row in rows}.values()),
@@ -77,6 +77,7 @@ def _table(section: str, rows: Sequence[Row], figure: str) -> MeasuredTable:
     )
 
 
-def _protocol(row: Row) -> str:
+def _protocol(rows: Sequence[Row]) -> str:
+    row, sizes = rows[0], sorted({row["batch_size"] for row in rows})
     part = f", {1 - row['holdout']:.0%} in-split of each target domain" if row["part"] == "inside" else ""
-    return f"{row['protocol']}{part}, batch {row['batch_size']}"
+    return f"{row['protocol']}{part}, batch {' or '.join(map(str, sizes))}"

@@ -1,0 +1,204 @@
+"""Experiment files are read strictly, and say what the paper's tables need."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from bench.tiny import everything_file, grid_of, make_weights, write_yaml
+from dpl import reported
+from dpl.bench.gridfile import read_sections
+from dpl.bench.images import DOMAINS
+from dpl.errors import DataError, SettingError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TABLES = [name for name in reported.tables() if name.startswith("table")]
+
+
+def content(**changes) -> dict:
+    base = {"dataset": "pacs", "protocol": "leave_one_domain_out", "network": "debug_cnn", "methods": ["tent", "dpl"],
+            "weights": "{weights}/{dataset}.safetensors", "batch_size": 8}  # fmt: skip
+    return {key: value for key, value in (base | changes).items() if value is not None}
+
+
+@pytest.fixture
+def expand(everything, tmp_path):
+    return lambda **changes: grid_of(write_yaml(tmp_path / "grid.yaml", content(**changes)), everything)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bacth_size": 8}, "unknown key 'bacth_size'. Did you mean 'batch_size'"),
+        ({"dataset": "packs"}, "'packs' is unknown. Did you mean 'pacs'"),
+        ({"protocol": "continuous"}, "Did you mean 'continual'"),
+        ({"methods": ["tentt"]}, "unknown method 'tentt'. Did you mean 'tent'"),
+        ({"methods": {"tent": {"lrr": 1}}}, "'tent' has no setting 'lrr'. Did you mean 'lr'"),
+        ({"methods": {"tent": 3}}, "methods: tent: 3; expected settings"),
+        ({"methods": []}, "methods: expected a list"),
+        ({"settings": {"confidense": 1}}, "no method here has 'confidense'. Did you mean 'confidence'"),
+        ({"settings": {"lr": "fast"}}, "lr='fast'"),
+        ({"weights": "{weight}/x"}, "unknown word {weight}. Did you mean 'weights'"),
+        ({"weights": None}, "weights: missing"),
+        ({"batch_size": 0}, "batch_size: 0; expected a whole number of at least 1"),
+        ({"batch_size": True}, "batch_size: True"),
+        ({"seeds": [-1]}, "seeds: -1"),
+        ({"seeds": []}, "seeds: an empty list"),
+        ({"targets": ["skitch"]}, "no domain 'skitch'. Did you mean 'sketch'"),
+        ({"domains": ["sketch"]}, "named by targets"),
+        ({"sources": ["sketch"]}, "single_source"),
+        ({"transform": "square big"}, "transform: 'square big'; expected"),
+        ({"holdout": 1.5}, "holdout: 1.5; expected a share"),
+        ({"corrupt": True}, "corrupt: pacs is not a set of clean images"),
+        ({"oracle": True}, "means nothing without selection"),
+        ({"selection": 3}, "selection: 3; expected true"),
+        ({"selection": {"lr": 1}}, "lr: 1; expected a list"),
+        ({"selection": {"rate": [1]}}, "no method here has 'rate'"),
+        ({"source": "train"}, "source: 'train'; expected 'rest'"),
+        ({"source": {"dataset": "cifar10", "spilt": "train"}}, "unknown key 'spilt'. Did you mean 'split'"),
+        ({"source": {"dataset": "folder"}}, "folder needs domains"),
+        ({"dataset": "cifar10_c", "targets": ["fog"], "protocol": "continual"}, "named by domains"),
+        ({"dataset": "cifar10_c"}, "needs a data set of domains"),
+        ({"dataset": "cifar10_c", "protocol": "continual", "selection": True}, "selection: needs source domains"),
+        ({"dataset": "cifar10_c", "protocol": "continual", "domains": ["fogg"]}, "Did you mean 'fog'"),
+        ({"dataset": "cifar10_c", "protocol": "continual", "methods": ["eata"]}, "eata needs source images"),
+        ({"sections": [{}, {}]}, "sections need different names"),
+        ({"sections": {"a": 1}}, "sections: expected a list"),
+    ],
+)  # fmt: skip
+def test_a_wrong_key_or_value_is_named_with_the_file(expand, changes, message):
+    with pytest.raises(SettingError) as error:
+        expand(**changes)
+    assert message in str(error.value)
+    assert "grid.yaml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dataset: pacs\ndataset: vlcs\n", "line 2: 'dataset' stands twice"),
+        ("methods: {tent: {}, tent: {}}", "'tent' stands twice"),
+        ("a: [1", "not YAML"),
+        ("- 1", "expected keys"),
+        ("", "expected keys"),
+        ("!!python/object/apply:os.system ['true']", "not YAML"),
+    ],
+)
+def test_a_file_that_is_no_experiment_is_refused(tmp_path, text, message):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingError, match=r"x\.yaml") as error:
+        read_sections(path)
+    assert message in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"none\.yaml"):
+        read_sections(tmp_path / "none.yaml")
+
+
+def test_missing_weights_are_named_with_the_command_that_makes_them(expand):
+    with pytest.raises(DataError, match=r"no source weights at .*pacs/sketch.*dpl train"):
+        expand(weights="{weights}/{dataset}/{target}.safetensors", targets=["sketch"])
+
+
+def test_exponents_are_numbers(expand):
+    grid = expand(settings={"lr": "5e-5"}, methods={"tent": None, "pl": {"lr": "1E-3", "confidence": 0.8}})
+    values = {case.label: case.candidates[0].target.settings for case in grid.cases}
+    assert values["tent"]["lr"] == 5e-5
+    assert (values["pl"]["lr"], values["pl"]["confidence"]) == (1e-3, 0.8)
+
+
+def test_the_seed_is_that_of_the_method_too(expand):
+    assert [
+        c.candidates[0].target.settings["seed"] for c in expand(seeds=[3, 4], targets="photo", methods=["tent"]).cases
+    ] == [3, 4]
+
+
+def test_rows_may_share_a_method(expand):
+    rows = {"one": {"method": "dpl_dagger", "style_from": "all"}, "two": {"method": "dpl_dagger", "batch_size": 4}}
+    grid = expand(methods=rows, targets=["photo"])
+    one, two = (case.candidates[0].target for case in grid.cases)
+    assert (one.method, one.settings["style_from"], one.batch_size) == ("dpl_dagger", "all", 8)
+    assert (two.settings["style_from"], two.batch_size) == ("unconfident", 4)
+
+
+def test_a_limit_on_the_command_line_bounds_the_files(everything, tmp_path):
+    file = write_yaml(tmp_path / "g.yaml", content(limit=5, targets=["photo"], methods=["source"]))
+    assert [grid_of(file, everything, n).cases[0].candidates[0].target.limit for n in (None, 3, 9)] == [5, 3, 5]
+
+
+def test_paths_do_not_enter_the_key(everything, tmp_path):
+    def keys(weights_name: str) -> list[str]:
+        weights = make_weights(tmp_path / weights_name / "pacs.safetensors", 7)
+        return [
+            u.key for u in grid_of(write_yaml(tmp_path / "k.yaml", content(weights=str(weights))), everything).units()
+        ]
+
+    assert keys("here") == keys("there")
+
+
+def test_a_reset_at_each_shift_makes_a_unit_of_each_domain(everything, tmp_path):
+    grid = grid_of(everything_file(tmp_path), everything)
+    by_set = {}
+    for unit in grid.units():
+        by_set.setdefault(unit.dataset, []).append(unit)
+    assert {len(u.domains) for u in by_set["cifar100_c"]} == {1}
+    assert {(len(u.domains), u.severities) for u in by_set["cifar10_c"]} == {(2, (3, 5))}
+    assert {u.part for u in by_set["pacs"]} == {"inside"}
+    assert {(u.trained_on, u.domains) for u in by_set["domainnet126"]} == {
+        (("real",), ("clipart",)), (("sketch",), ("clipart",)),
+    }  # fmt: skip
+
+
+def trained(folder: Path, **changes) -> None:
+    settings = {"dataset": "PACS", "target": "sketch", "source": None, "network": "debug_cnn", "trial_seed": 0}
+    make_weights(folder / "best.safetensors", 7)
+    (folder / "train.json").write_text(json.dumps({"settings": settings | changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"target": "photo"}, "trained with target='photo'"),
+        ({"trial_seed": 1}, "trained with trial_seed=1"),
+        ({"network": "resnet18"}, "trained with network='resnet18'"),
+        ({"target": None, "source": "photo"}, "needs target='sketch'"),
+    ],
+)
+def test_weights_that_saw_the_target_or_another_split_are_refused(expand, tmp_path, changes, message):
+    trained(tmp_path / "run", **changes)
+    arguments = {"weights": str(tmp_path / "run" / "best.safetensors"), "targets": ["sketch"]}
+    if message is None:
+        assert len(expand(**arguments).cases) == 2
+        return
+    with pytest.raises(SettingError, match=message):
+        expand(**arguments)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_each_table_of_the_paper_has_a_file_with_its_rows(table):
+    _, sections = read_sections(CONFIGS / f"{table}.yaml")
+    printed = reported.load(table)
+    for section in sections:
+        assert [entry.label for entry in section.methods] == list(printed.rows), section.name
+    heads = {column.partition("/")[0] for column in printed.columns} | set(printed.columns)
+    if len(sections) > 1:
+        assert {section.name for section in sections} <= heads
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_file_can_be_expanded(path, tmp_path):
+    _, sections = read_sections(path)
+    for section in sections:
+        words = {"weights": tmp_path / "weights", "dataset": section.dataset, "network": section.network}
+        for seed, domain in product(section.seeds, DOMAINS.get(section.dataset, ("",))):
+            file = Path(section.weights.format(**words, seed=seed, target=domain, source=domain))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"weights")
+    (tmp_path / "imagenet_test_image_ids.txt").write_text("x")
+    grid = grid_of(path, tmp_path)
+    labels = {(case.section, case.label) for case in grid.cases}
+    assert labels == {(section.name, entry.label) for section in sections for entry in section.methods}
