@@ -8,12 +8,16 @@ from typing import Any
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from dpl.errors import DataError, InputError, SnapshotError
 from dpl.serve.engine import Overloaded
 
-__all__ = ["BodyTooLarge", "NoStream", "SafeJSON", "error_answer", "handle"]
+__all__ = ["GONE", "BodyTooLarge", "NoStream", "SafeJSON", "error_answer", "handle"]
+
+
+GONE = 499  # the client has left; nobody reads this answer
 
 
 class BodyTooLarge(Exception):  # noqa: N818 - the state of a request, not of the program
@@ -69,12 +73,13 @@ def _status(error: Exception) -> int:
         (SnapshotError, 409),
         (BodyTooLarge, 413),
         (NoStream, 404),
+        (ClientDisconnect, GONE),
     ]
     return next(status for kind, status in table if isinstance(error, kind))
 
 
 HANDLED = (Overloaded, RequestValidationError, HTTPException, OSError, InputError, DataError, SnapshotError,
-           BodyTooLarge, NoStream)  # fmt: skip
+           BodyTooLarge, NoStream, ClientDisconnect)  # fmt: skip
 
 
 def _where(part: Mapping[str, Any]) -> str:

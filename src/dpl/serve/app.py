@@ -17,7 +17,7 @@ from torch import Tensor
 
 import dpl
 from dpl.errors import InputError
-from dpl.serve.answers import HANDLED, NoStream, SafeJSON, handle
+from dpl.serve.answers import GONE, HANDLED, NoStream, SafeJSON, handle
 from dpl.serve.engine import Overloaded
 from dpl.serve.gate import Gate, GateRules
 from dpl.serve.jobs import RUN, AdaptChoice, Delete, Job, Predict, Reset, Rollback, Snapshot
@@ -27,8 +27,6 @@ from dpl.serve.server import Server
 from dpl.serve.stream import Stream
 
 __all__ = ["make_app"]
-
-_GONE = 499  # nobody reads this answer
 
 
 def make_app(server: Server) -> FastAPI:
@@ -190,7 +188,7 @@ class _Routes:
             gone.cancel()
         if not answer.done() and self._engine.cancel(stream, job):
             if left:
-                return Response(status_code=_GONE)
+                return Response(status_code=GONE)
             raise Overloaded(503, f"not begun within {self._server.settings.timeout} s", 5)
         return SafeJSON(await answer)
 
