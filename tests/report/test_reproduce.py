@@ -8,8 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from data.make import make_cifar, make_pacs, make_vlcs
+from dpl import reported
 from dpl.backbones import create
 from dpl.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 
 EXPERIMENT = """
 title: tiny
@@ -198,8 +201,9 @@ def test_no_data_at_all_says_what_is_needed(place, tmp_path, capsys):
     assert main([*arguments, str(place / "tiny.yaml")]) == 2
     told = capsys.readouterr().err
     assert "nothing could be run" in told
-    assert "pacs: " in told
-    assert "vlcs: " in told
+    assert "- pacs: " in told
+    assert "- vlcs: " in told
+    assert "expected layout:\n  VLCS/\n    Caltech101/" in told
 
 
 @pytest.mark.parametrize(("what", "meant"), [("tabel4", "table4"), ("superviced", "supervised")])
@@ -255,3 +259,13 @@ def test_supervised_without_data_or_runs_says_so(tmp_path, capsys):
     assert "cifar-10-batches-bin" in capsys.readouterr().err
     assert main([*arguments, "--no-run"]) == 2
     assert "holds no finished run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", [name for name in reported.tables() if name != "supervised"])
+def test_every_table_has_its_experiment_file_and_says_what_it_needs(what, tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    assert main(["reproduce", what, "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert f"{what}: nothing could be run" in told
+    assert "was not found here" in told or "no such file" in told
+    assert not (tmp_path / "out").exists()

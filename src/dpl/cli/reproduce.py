@@ -135,6 +135,4 @@ def _print_lists(differences: Sequence[str], missing: "Sequence[Item]") -> None:
     if missing:
         print("What is missing:")
     for item in missing:
-        print(f"- {item.subject}: {item.text}")
-        if item.drawing:
-            print(item.drawing)
+        print(item.lines())

@@ -18,6 +18,11 @@ class Item:
     text: str
     drawing: str = ""
 
+    def lines(self) -> str:
+        """Return the entry for a terminal."""
+        text = f"- {self.subject}: {self.text}" if self.subject else f"- {self.text}"
+        return f"{text}:\n{self.drawing}" if self.drawing else text
+
 
 @dataclass(frozen=True)
 class Setup:

@@ -54,7 +54,7 @@ def make_supervised(request: Request) -> Result:
     missing += [Item(run.title, "not run") for run in runs if run.record is None and not missing]
     done = [run for run in runs if run.record is not None]
     if not done:
-        reasons = "".join(f"\n  {item.subject}: {item.text}\n{item.drawing}" for item in missing)
+        reasons = "".join(f"\n{item.lines()}" for item in missing)
         raise DataError(f"supervised: {request.store} holds no finished run{reasons}")
     document = _describe(done, missing, request)
     return Result(write(document, request.out), document, missing=tuple(missing))

@@ -55,7 +55,7 @@ def describe(table: Table, rows: Sequence[Row], missing: Sequence[Item], request
 
 def _nothing(name: str, request: Request, missing: Sequence[Item]) -> DataError:
     """Say why there is no figure to show."""
-    reasons = "".join(f"\n  {item.subject}: {item.text}" for item in missing)
+    reasons = "".join(f"\n{item.lines()}" for item in missing)
     if not request.run:
         return DataError(
             f"--no-run: {request.store} holds no result of {name} with these settings; leave --no-run out to run it, "
