@@ -13,9 +13,10 @@ Updates: affine parameters of normalisation layers, with batch statistics. Needs
 update, corrected by the prior. The views of the samples with a weight are normalised by their own statistics, and
 gradients flow through both sides of SCE, as in the authors' code.
 
-The prior comes in as the authors' code has it (`prior="logits"`): the logits are multiplied by it. A shift of the class prior changes the posterior instead, p(y|x) pi(y), which is
-`prior="posterior"` (log pi added to the logits): then softmax of the output is a probability again, whereas multiplied
-logits are flat, and negative ones rise as their class becomes rare.
+The prior comes in as the authors' code has it (`prior="logits"`): the logits are multiplied by it. A shift of the
+class prior changes the posterior instead, p(y|x) pi(y), which is `prior="posterior"` (log pi added to the logits): then
+softmax of the output is a probability again, whereas multiplied logits are flat, and negative ones rise as their
+class becomes rare.
 Departures: B is the batch's own size (the authors divide a short last batch by the configured size); equal scores,
 as in a batch of one, get weight 1 (the authors' min-max divides 0 by 0 and never recovers).
 """
