@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,24 @@ SHAPE = (3, 32, 32)
 NAMES = tuple(f"class {i}" for i in range(10))
 
 
+@cache
 def network() -> nn.Module:
-    with torch.random.fork_rng():
+    """A random network whose classifier is sharpened and centred: it is sure, and of different classes."""
+    with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
-        return create("debug_cnn")
+        net = create("debug_cnn")
+        inputs: list[Tensor] = []
+        handle = net.fc.register_forward_pre_hook(lambda _layer, args: inputs.append(args[0]))
+        net(torch.cat([batch(number) for number in range(8)]))
+        handle.remove()
+        features = inputs[0] - inputs[0].mean(dim=0)
+        net.fc.weight *= 8 / (features @ net.fc.weight.T).std()
+        net.fc.bias.copy_(-net.fc.weight @ inputs[0].mean(dim=0))
+        return net
 
 
-def adaptive(method: str = "tent", **settings: Any) -> AdaptiveModel:
-    return dpl.adapt(network(), method, **settings)
+def adaptive(method: str = "tent", guard: bool = False) -> AdaptiveModel:
+    return dpl.adapt(network(), method, guard=guard)
 
 
 def batch(number: int, images: int = 4) -> Tensor:
@@ -94,10 +105,12 @@ def state_on_disk(server: Server, stream: str) -> dict[str, Tensor]:
     return server.engine.context.source.restored(saved.delta)
 
 
-def open_live(folder: Path, *, method: str = "tent", tokens: Any = None, **settings: Any) -> Server:
+def open_live(
+    folder: Path, *, method: str = "tent", guard: bool = False, tokens: Any = None, **settings: Any
+) -> Server:
     chosen = {"live_models": 2, "latency_budget": 60.0, **settings}
     limits = ServeSettings(state=folder, **chosen)
-    return open_server(lambda: adaptive(method), square(32), SHAPE, limits, names=NAMES, tokens=tokens)
+    return open_server(lambda: adaptive(method, guard), square(32), SHAPE, limits, names=NAMES, tokens=tokens)
 
 
 @contextmanager

@@ -29,9 +29,9 @@ def journal():
 
 
 def test_eight_clients_of_a_hundred_requests(tmp_path: Path, journal: Journal) -> None:
-    """Two workers, two live models, three of five streams in memory, a tenth of the clients leaving."""
-    sizes = {"workers": 2, "live_models": 2, "max_streams_in_memory": 3, "snapshot_every": 5, "queue_per_stream": 4}
-    with live(tmp_path, **sizes) as server:
+    """Two workers, two live models, four of five streams in memory, a tenth of the clients leaving."""
+    sizes = {"workers": 2, "live_models": 2, "max_streams_in_memory": 4, "snapshot_every": 20, "queue_per_stream": 4}
+    with live(tmp_path, guard=True, **sizes) as server:
         outcomes = Workload(str(server.http.base_url), STREAMS, clients=8, requests=100).run()
         wait_for(lambda: server.server.engine._admitted == 0)
         for stream in STREAMS:

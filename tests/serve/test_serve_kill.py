@@ -46,11 +46,11 @@ def state_of(folder: Path, stream: str) -> tuple[int, dict]:
         store.close()
     assert saved is not None
     assert not problems
-    return saved.name.seq, SourceState(adaptive().state_dict()).restored(saved.delta)
+    return saved.name.seq, SourceState(adaptive(guard=True).state_dict()).restored(saved.delta)
 
 
 def after(steps: int) -> dict:
-    model = adaptive()
+    model = adaptive(guard=True)
     for number in range(steps):
         model(batch(number))
     return model.state_dict()

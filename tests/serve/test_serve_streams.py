@@ -7,8 +7,8 @@ import torch
 from live import Replay, adaptive, assert_same_state, batch, live, open_live, state_on_disk
 
 
-def expected(numbers: list[int], method: str = "tent") -> dict[str, torch.Tensor]:
-    model = adaptive(method)
+def expected(numbers: list[int], method: str = "tent", guard: bool = False) -> dict[str, torch.Tensor]:
+    model = adaptive(method, guard)
     for number in numbers:
         model(batch(number))
     return model.state_dict()
@@ -27,18 +27,20 @@ def test_a_stream_adapts_as_the_library_does(tmp_path: Path) -> None:
         assert_same_state(server.state("cam"), model.state_dict())
 
 
-@pytest.mark.parametrize("method", ["tent", "dpl", "rotta", "t3a"])
-def test_streams_on_shared_models_are_independent_and_exact(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "guard"), [("tent", False), ("tent", True), ("dpl", True), ("rotta", True), ("t3a", False)]
+)
+def test_streams_on_shared_models_are_independent_and_exact(tmp_path: Path, method: str, guard: bool) -> None:
     """Six streams take turns on two live models and three places in memory: each ends as if it were alone."""
     names = [f"cam-{i}" for i in range(6)]
-    with live(tmp_path, method=method, max_streams_in_memory=3) as server:
+    with live(tmp_path, method=method, guard=guard, max_streams_in_memory=3) as server:
         for turn in range(4):
             for i, name in enumerate(names):
                 assert server.predict(name, 10 * i + turn).status_code == 200
         spilled = server.server.metrics.spills._value.get()
         assert spilled >= 12, "the streams never went to disk"
         for i, name in enumerate(names):
-            assert_same_state(server.state(name), expected([10 * i + turn for turn in range(4)], method))
+            assert_same_state(server.state(name), expected([10 * i + turn for turn in range(4)], method, guard))
 
 
 def test_another_tenant_is_untouched_to_the_bit(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def check_answers(outcomes: Sequence[Outcome]) -> Counter[str]:
 
 
 def check_history(
-    outcomes: Sequence[Outcome], journal: Sequence[Mapping[str, Any]], method: str = "tent"
+    outcomes: Sequence[Outcome], journal: Sequence[Mapping[str, Any]], guard: bool = True
 ) -> dict[str, dict[str, Tensor]]:
     """Replay each stream in the logged order: same predictions for every answer. Returns the final states."""
     final = {}
@@ -144,7 +144,7 @@ def check_history(
         acts = [e["request_id"] for e in events if e["event"] in ("predict", "rollback", "reset")]
         assert len(acts) == len(set(acts)), "something was done twice"
         mine = {o.request_id: o for o in outcomes if o.stream == stream}
-        replay = Replay(adaptive(method), {key: batch(o.number, IMAGES) for key, o in mine.items()})
+        replay = Replay(adaptive(guard=guard), {key: batch(o.number, IMAGES) for key, o in mine.items()})
         final[stream] = replay.run(events)
         for outcome in mine.values():
             if outcome.status == 200 and outcome.act in ("auto", "wait", "off"):

@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--journal", type=Path, metavar="FILE", help="append every event of every stream, as JSON lines"
     )
     parser.add_argument("--no-guard", action="store_true", help="adapt without the guard")
+    parser.add_argument("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
     parser.add_argument("--threads", type=int, help="CPU threads of each model run (default: torch's choice)")
     for field in dataclasses.fields(ServeSettings):
         _add_setting(parser, field)
@@ -136,8 +137,8 @@ def _server(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens
 def _maker(args: argparse.Namespace, network: "nn.Module") -> "Callable[[], AdaptiveModel]":
     import dpl
 
-    settings = parse_settings(args.set)
-    return lambda: dpl.adapt(network, args.method, **settings)
+    settings, guard = parse_settings(args.set), False if args.no_guard else parse_settings(args.guard_set)
+    return lambda: dpl.adapt(network, args.method, guard=guard, **settings)
 
 
 def _announce(args: argparse.Namespace, place: socket.socket, server: "Server") -> None:

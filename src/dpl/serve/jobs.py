@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpl.errors import SnapshotError
-from dpl.serve.session import Session
+from dpl.serve.session import Seen, Session
 from dpl.serve.store import Saved
 
 __all__ = ["AdaptChoice", "Delete", "Job", "NoSnapshot", "Predict", "Reset", "Rollback", "Snapshot"]
@@ -65,15 +66,14 @@ class Predict(Job):
         skip = self._reason_to_skip(session, busy)
         if skip is not None:
             self._answer(session, session.predict(self.images), {"status": skip[0], "reason": skip[1]})
+            self._note(session, skip[0], reason=skip[1])
         elif first:
-            logits, durable = session.predict(self.images), min(stream.durable_through, stream.seq - 1)
-            self._answer(session, logits, {"status": "scheduled", "reason": None}, durable_through=durable)
+            seen, durable = session.predict(self.images), min(stream.durable_through, stream.seq - 1)
+            self._answer(session, seen, {"status": "scheduled", "reason": None}, durable_through=durable)
             self._step(session)
         else:
-            logits, facts = self._step(session)
-            self._answer(session, logits, {"status": "done", "reason": facts.get("reason"), **facts})
-        if skip is not None:
-            self._note(session, skip[0], reason=skip[1])
+            seen = self._step(session)
+            self._answer(session, seen, {"status": "done", "reason": None, **seen.facts})
 
     def _reason_to_skip(self, session: Session, busy: bool) -> tuple[str, str] | None:
         if self.adapt == "off":
@@ -84,11 +84,11 @@ class Predict(Job):
             return "skipped", "the state folder cannot be written"
         return None
 
-    def _step(self, session: Session) -> tuple[Tensor, dict[str, Any]]:
-        logits, facts = session.step(self.images)
-        self._note(session, "adapted", updated=bool(facts.get("updated", True)))
+    def _step(self, session: Session) -> Seen:
+        seen = session.step(self.images)
+        self._note(session, "adapted", updated=bool(seen.facts.get("updated", True)))
         session.save_if_due()
-        return logits, facts
+        return seen
 
     def _note(self, session: Session, result: str, **facts: Any) -> None:
         stream = session.stream
@@ -97,20 +97,19 @@ class Predict(Job):
         label = result if result != "adapted" else "updated" if facts["updated"] else "no_update"
         session.context.metrics.adaptations.labels(label).inc()
 
-    def _answer(self, session: Session, logits: Tensor, adaptation: dict[str, Any], **facts: Any) -> None:
-        probabilities = logits.softmax(dim=1)
-        confidence, classes = probabilities.max(dim=1)
-        session.stream.watch(confidence.mean().item(), classes.tolist())
-        session.context.metrics.images.inc(len(logits))
-        self._finish(
-            session,
-            predictions=self._rows(probabilities, session.context.names),
-            adaptation=adaptation,
-            guard=_guard_facts(session),
-            **facts,
-        )
+    def _answer(self, session: Session, seen: Seen, adaptation: dict[str, Any], **facts: Any) -> None:
+        probabilities, errors = seen.logits.softmax(dim=1), seen.errors()
+        good = [row for row in range(len(probabilities)) if row not in errors]
+        if good:
+            confidence, classes = probabilities[good].max(dim=1)
+            session.stream.watch(confidence.mean().item(), classes.tolist())
+        session.context.metrics.images.inc(len(good))
+        rows = self._rows(probabilities, session.context.names)
+        for row, reason in errors.items():
+            rows[row] = {"class": None, "name": None, "confidence": None, "error": reason}
+        self._finish(session, predictions=rows, adaptation=adaptation, guard=session.stream.guard, **facts)
 
-    def _rows(self, probabilities: Tensor, names: Any) -> list[dict[str, Any]]:
+    def _rows(self, probabilities: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
         top = torch.topk(probabilities, min(self.top, probabilities.shape[1]), dim=1)
         rows = []
         for i, (values, labels) in enumerate(zip(top.values.tolist(), top.indices.tolist(), strict=True)):
@@ -202,7 +201,3 @@ def _made_durable(session: Session) -> bool:
 
 def _described(saved: Saved) -> dict[str, Any]:
     return {"seq": saved.name.seq, "version": saved.name.version, "kind": saved.name.kind, "bytes": saved.delta.size}
-
-
-def _guard_facts(session: Session) -> dict[str, Any]:
-    return {key: value for key, value in session.stream.last.items() if key.startswith("guard")}

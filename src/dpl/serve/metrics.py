@@ -74,6 +74,7 @@ def _by_stream(streams: Iterable["Stream"]) -> Iterator[GaugeMetricFamily]:
     figures: dict[str, tuple[str, Callable[[Stream], float]]] = {
         "dpl_stream_confidence": ("Mean confidence of the last batch", lambda s: s.confidence or 0.0),
         "dpl_stream_drift": ("Relative change of the weights at the last look", lambda s: s.drift),
+        "dpl_stream_frozen": ("1 while the source answers instead", lambda s: float(s.guard.get("frozen", False))),
         "dpl_stream_unsaved_batches": ("Adapted batches a crash would lose", lambda s: s.unsaved),
         "dpl_stream_adapted_batches": ("Batches on which adaptation ran", lambda s: s.adapted),
         "dpl_stream_skipped_batches": ("Batches not adapted to, for load or storage", lambda s: s.skipped),

@@ -10,14 +10,15 @@ __all__ = ["PREDICT_BODY", "Done", "Events", "Failure", "Prediction", "RollbackR
 class RankedClass(BaseModel):
     """A class and how sure the model is of it."""
 
-    label: int = Field(alias="class")
+    label: int | None = Field(alias="class")
     name: str | None
-    confidence: float
+    confidence: float | None
 
 
 class PredictedImage(RankedClass):
     """The answer for one image."""
 
+    error: str | None = Field(None, description="why there is none: the guard has set the image aside")
     top: list[RankedClass] | None = Field(None, description="with ?top=K")
     probabilities: list[float] | None = Field(None, description="with ?probabilities=true")
 
@@ -46,7 +47,7 @@ class Prediction(Done):
 
     predictions: list[PredictedImage]
     adaptation: Adaptation
-    guard: dict[str, Any]
+    guard: dict[str, Any] = Field(description="what the guard did with the last adapted batch, and in all")
 
 
 class StreamStatus(BaseModel):
@@ -71,6 +72,7 @@ class StreamStatus(BaseModel):
     class_balance: list[dict[str, Any]]
     drift: float = Field(description="relative change of the weights at the last look")
     last_adaptation: dict[str, Any]
+    guard: dict[str, Any]
     snapshots: list[dict[str, Any]] | None = None
 
 

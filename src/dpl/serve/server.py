@@ -102,4 +102,9 @@ def _check_names(names: Sequence[str], model: AdaptiveModel, shape: tuple[int, .
 
 def _identity(model: AdaptiveModel) -> dict[str, Any]:
     """Return what a stream's state belongs to: other weights, method or settings make it useless."""
-    return {"source": model.fingerprint, "method": model.method.info.name, "settings": model.stored_settings()}
+    return {
+        "source": model.fingerprint,
+        "method": model.method.info.name,
+        "settings": model.stored_settings(),
+        "guard": None if model.guard is None else vars(model.guard.settings),
+    }

@@ -1,7 +1,7 @@
 """A stream on a live model: the only place where what a stream has learned changes."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from dpl.serve.store import Kind, Saved, StreamStore
 from dpl.serve.stream import Stream
 from dpl.serve.writer import Writer
 
-__all__ = ["Context", "Session", "Slot", "answers_first"]
+__all__ = ["Context", "Seen", "Session", "Slot", "answers_first"]
 
 
 @dataclass
@@ -36,6 +36,20 @@ class Context:
     def note_step(self, seconds: float) -> None:
         """Learn how long an adaptation takes."""
         self.step_seconds = 0.8 * self.step_seconds + 0.2 * seconds if self.step_seconds else seconds
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The answer to a batch: logits on the CPU, rows without an answer and why, and what the step did."""
+
+    logits: Tensor
+    set_aside: dict[int, str]
+    facts: dict[str, Any]
+
+    def errors(self) -> dict[int, str]:
+        """Rows for which there is no prediction; the guard answers them with zeros."""
+        blank = (self.logits == 0).all(dim=1).nonzero().flatten().tolist()
+        return dict.fromkeys(blank, "the network gives no finite output for it") | self.set_aside
 
 
 @dataclass(eq=False)
@@ -68,36 +82,55 @@ class Session:
         self.current_delta()
         self.slot.stream = None
 
-    def predict(self, images: Tensor) -> Tensor:
+    def predict(self, images: Tensor) -> Seen:
         """Predict without a change."""
-        return _finite(self.slot.model.predict(self._moved(images)))
+        model, images = self.slot.model, self._moved(images)
+        aside = {} if model.guard is None else model.guard.rows.examine(images).refused
+        return Seen(_finite(model.predict(images)), aside, {})
 
-    def step(self, images: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def step(self, images: Tensor) -> Seen:
         """Predict and adapt; return the logits and what the step did."""
-        start = time.monotonic()
+        start, model = time.monotonic(), self.slot.model
+        counts = {} if model.guard is None else model.guard.counts
         logits = self._step_or_recover(self._moved(images))
-        stream, facts = self.stream, _plain(self.slot.model.last)
+        stream, facts = self.stream, _plain(model.last)
         stream.note_change()
         stream.adapted += 1
         stream.updates += bool(facts.get("updated", True))
         stream.last = facts
+        self._note_guard(counts)
         self.context.note_step(time.monotonic() - start)
-        return logits, facts
+        return Seen(logits, dict(model.last.get("set_aside", {})), facts)
 
     def _step_or_recover(self, images: Tensor) -> Tensor:
-        """A refused batch changes nothing; after anything else the state may be half of one, and is given up."""
+        """A refused batch changes nothing, and the guard undoes a broken step; else the state is given up."""
+        guarded = self.slot.model.guard is not None
         try:
             logits = self.slot.model(images)
         except InputError:
             raise
         except Exception:
-            self.recover()
+            if not guarded:
+                self.recover()
             raise
         try:
             return _finite(logits)
         except InputError:
             self.recover()
             raise
+
+    def _note_guard(self, before: Mapping[str, int]) -> None:
+        """Keep what the guard did with the last batch, for the stream's status, its events and the metrics."""
+        guard = self.slot.model.guard
+        if guard is None:
+            return
+        report = dict(self.slot.model.last["guard"])
+        self.stream.guard = {**report, "frozen": guard.frozen, "counts": {k: n for k, n in guard.counts.items() if n}}
+        for action, count in guard.counts.items():
+            if count > before[action]:
+                self.context.metrics.guard.labels(action).inc(count - before[action])
+        if report["action"] != "none":
+            self.stream.event("guard", action=report["action"], reason=report["reason"])
 
     def save_if_due(self) -> None:
         """Hand the state to the writer every so many adapted batches."""

@@ -49,6 +49,7 @@ class Stream:
         self.running = False
         self.admitted = 0
         self.last: dict[str, Any] = {}  # what the last adaptation did
+        self.guard: dict[str, Any] = {}  # what the guard did with that batch, and in all
         self._lock = threading.Lock()
         self._events: deque[dict[str, Any]] = deque(maxlen=history)
         self._confidence: deque[float] = deque(maxlen=_RECENT_BATCHES)
@@ -100,7 +101,7 @@ class Stream:
         """Become a new stream, after the old one was deleted."""
         self.seq = self.version = self.changed = self.saved = 0
         self.adapted = self.images = self.updates = self.skipped = self.captured = self.durable = 0
-        self.last, self.drift = {}, 0.0
+        self.last, self.guard, self.drift = {}, {}, 0.0
         with self._lock:
             self._events.clear()
             self._confidence.clear()
@@ -166,6 +167,7 @@ class Stream:
             ],
             "drift": self.drift,
             "last_adaptation": self.last,
+            "guard": self.guard,
         }
 
 
