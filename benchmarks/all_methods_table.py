@@ -1,6 +1,7 @@
 """Print the table of docs/results/all_methods.md from a store of configs/all_methods.yaml.
 
-dpl bench configs/all_methods.yaml --data DATA --weights WEIGHTS --out RUNS && python benchmarks/all_methods_table.py RUNS
+dpl bench configs/all_methods.yaml --data DATA --weights WEIGHTS --out RUNS
+python benchmarks/all_methods_table.py RUNS
 """
 
 import json
@@ -26,9 +27,8 @@ def read(store: Path) -> dict[str, dict[str, Any]]:
 
 def main(store: Path) -> None:
     rows = read(store)
-    print(
-        "| method | norm | output | PACS sketch % | time | CIFAR-10 Gaussian noise % | time |\n|---|---|---|---|---|---|---|"
-    )
+    print("| method | norm | output | PACS sketch % | time | CIFAR-10 Gaussian noise % | time |")
+    print("|---|---|---|---|---|---|---|")
     source = rows["source"]
     for label in sorted(rows, key=lambda label: -rows[label]["pacs"]["accuracy"]):
         cells = []
