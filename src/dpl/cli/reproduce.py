@@ -113,7 +113,7 @@ def _print_grid(grid: "Grid") -> None:
     for row in grid.rows:
         measured, reported = grid.texts(row)
         rows.append([row.name, "measured", *map(_plain, measured)])
-        rows.append(["", "reported", *map(_plain, reported)])
+        rows += [["", "reported", *map(_plain, reported)]] if row.printed else []
     print_table(headers, rows, f"{grid.title} ({grid.metric} in percent)")
     print()
 

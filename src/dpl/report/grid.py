@@ -67,6 +67,11 @@ class GridRow:
     entries: tuple[Entry, ...]
 
     @property
+    def printed(self) -> bool:
+        """Whether the paper prints any of its figures; a method of one's own has one line instead of two."""
+        return any(entry.reported for entry in self.entries)
+
+    @property
     def other_label(self) -> str:
         """The paper's name of the method where it is another one than ours."""
         return "" if self.label.lower() == self.name.lower() else self.label

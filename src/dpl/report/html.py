@@ -73,16 +73,15 @@ def _table(grid: Grid) -> str:
 
 
 def _rows(grid: Grid, row: GridRow) -> str:
-    """Return the two lines of a method as a body of their own, which no page break or pointer divides."""
+    """Return the lines of a method as a body of their own, which no pointer divides."""
     measured, reported = grid.texts(row)
     label = f' <span class="soft">({_text(row.other_label)})</span>' if row.other_label else ""
     hints = map(_hint, row.entries)
     above = "".join(f"<td{hint}>{_figure(text)}</td>" for text, hint in zip(measured, hints, strict=True))
     below = "".join(f"<td>{_figure(text)}</td>" for text in reported)
-    return (
-        f'<tbody>\n<tr><th scope="row" rowspan="2">{_text(row.name)}{label}</th><td class="kind">measured</td>{above}'
-        f'</tr>\n<tr class="reported"><td class="kind">reported</td>{below}</tr>\n</tbody>'
-    )
+    head = f'<th scope="row" rowspan="{1 + row.printed}">{_text(row.name)}{label}</th>'
+    second = f'\n<tr class="reported"><td class="kind">reported</td>{below}</tr>' if row.printed else ""
+    return f'<tbody>\n<tr>{head}<td class="kind">measured</td>{above}</tr>{second}\n</tbody>'
 
 
 def _hint(entry: Entry) -> str:

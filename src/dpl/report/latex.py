@@ -63,14 +63,12 @@ def _table(grid: Grid, legend: str, number: int) -> str:
     )
 
 
-def _rows(grid: Grid, row: GridRow) -> tuple[str, str]:
-    """Return the two lines of a method."""
+def _rows(grid: Grid, row: GridRow) -> list[str]:
+    """Return the lines of a method."""
     measured, reported = grid.texts(row)
     label = f" ({_escape(row.other_label)})" if row.other_label else ""
-    return (
-        _line([rf"\texttt{{{_escape(row.name)}}}{label}", "measured", *map(_figure, measured)]),
-        _line(["", r"\textit{reported}", *map(_figure, reported)]),
-    )
+    above = _line([rf"\texttt{{{_escape(row.name)}}}{label}", "measured", *map(_figure, measured)])
+    return [above, _line(["", r"\textit{reported}", *map(_figure, reported)])] if row.printed else [above]
 
 
 def _figure(text: Text | None) -> str:

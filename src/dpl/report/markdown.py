@@ -41,7 +41,7 @@ def _table(grid: Grid) -> str:
         measured, reported = grid.texts(row)
         label = f" ({_escape(row.other_label)})" if row.other_label else ""
         lines.append(_line([_escape(row.name) + label, "measured", *map(_figure, measured)]))
-        lines.append(_line(["", "reported", *map(_figure, reported)]))
+        lines += [_line(["", "reported", *map(_figure, reported)])] if row.printed else []
     return "\n".join([*lines, _line(["images", "each seed", *grid.counts()])])
 
 
