@@ -11,8 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.tiny import make_everything
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """The number of threads is part of a record."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
