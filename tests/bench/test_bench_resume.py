@@ -25,7 +25,9 @@ def undisturbed(everything, one_thread, tmp_path_factory):
 
 
 def start_bench(file: Path, root: Path, out: Path) -> subprocess.Popen:
-    code = "import sys; from dpl.cli import main; sys.exit(main(sys.argv[1:]))"
+    # A parent that ignores interrupts (a shell's background job) would hand that down.
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from dpl.cli import main; sys.exit(main(sys.argv[1:]))"
     options = ["--data", str(root), "--out", str(out), "--threads", "1"]
     command = [sys.executable, "-c", code, "bench", str(file), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
