@@ -153,7 +153,7 @@ def _values(model: AdaptiveModel) -> int:
 
 def _versions() -> dict[str, str | int]:
     known: dict[str, str | int] = {"dpl": dpl.__version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "pillow", "timm", "torchvision", "kornia"):
+    for name in ("torch", "numpy", "pillow", "timm", "torchvision"):
         try:
             known[name] = version(name)
         except PackageNotFoundError:

@@ -45,7 +45,7 @@ def _needs(kind: type[Method[Any]]) -> list[tuple[bool, str]]:
         (info.needs_classifier, "linear classifier"),
         (info.needs_norm, "BatchNorm"),
         (info.source != "never", f"source data ({info.source})"),
-        (info.views, "kornia"),
+        (info.views, "images in [0, 1]"),
         (info.min_batch > 1, f"batch of {info.min_batch}"),
     ]
 

@@ -25,7 +25,7 @@ class MethodInfo:
     needs_classifier: bool = False
     needs_norm: bool = False  # useless without BatchNorm layers
     source: Literal["never", "once", "always"] = "never"  # when labelled source data are needed
-    views: bool = False  # makes augmented views (kornia)
+    views: bool = False  # makes augmented views; images must be in [0, 1]
     min_batch: int = 1  # smaller batches are predicted without an update
 
 
