@@ -90,6 +90,7 @@ def test_no_confident_sample_changes_nothing(method: str) -> None:
     before = model.state_dict()
     model(images())
     assert model.last.updated is False
+    assert model.last.reason == "no sample to learn from"
     assert states_equal(before, model.state_dict())
 
 

@@ -142,6 +142,8 @@ class GradientMethod(Method[G]):
         active = finite if total.active is None else finite & total.active
         updated = self.optimizer.step(total.value, active)
         self.facts = {"loss": total.value.detach(), **total.facts, "updated": updated}
+        if updated is False:  # known on the host
+            self.facts["reason"] = "no sample to learn from" if bool(finite) else "the loss is not finite"
 
     def total(self, objective: Objective, out: Pass) -> Objective:
         """Return the method's objective plus all added terms."""
