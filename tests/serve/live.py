@@ -199,7 +199,8 @@ class Replay:
         self.model, self.batches = model, batches
         model.predict(batch(0))
         self.versions = {0: model.state_dict()}
-        self.probabilities: dict[str, Tensor] = {}
+        self.first: dict[str, Tensor] = {}  # the prediction before a step
+        self.after: dict[str, Tensor] = {}  # the answer of the step; the guard may have chosen another
 
     def run(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         for event in sorted(events, key=lambda event: event["seq"]):
@@ -213,9 +214,9 @@ class Replay:
 
     def _predict(self, event: Mapping[str, Any]) -> None:
         images = self.batches[event["request_id"]]
-        self.probabilities[event["request_id"]] = self.model.predict(images).softmax(dim=1)
+        self.first[event["request_id"]] = self.model.predict(images).softmax(dim=1)
         if event["adaptation"] == "adapted":
-            self.model(images)
+            self.after[event["request_id"]] = self.model(images).softmax(dim=1)
             self.versions[event["seq"]] = self.model.state_dict()
 
 
