@@ -2,10 +2,12 @@
 
 import json
 import logging
+import threading
+import time
 from pathlib import Path
 
 import pytest
-from live import assert_same_state, live, wait_for
+from live import adaptive, assert_same_state, batch, live, wait_for
 from workload import Workload, check_answers, check_history
 
 STREAMS = [f"cam-{i}" for i in range(5)]
@@ -45,3 +47,35 @@ def test_eight_clients_of_a_hundred_requests(tmp_path: Path, journal: Journal) -
         assert server.server.metrics.failures._value.get() == 0
         assert server.server.metrics.spills._value.get() > 0
         assert len(journal.events) > 400
+
+
+def test_a_stream_that_is_being_moved_is_not_run_meanwhile(tmp_path: Path) -> None:
+    """One worker takes `a` off its live model, slowly; a request for `a` waits until that is done."""
+    with live(tmp_path, workers=2, live_models=2) as server:
+        for stream in ("a", "b"):
+            server.predict(stream, 1, adapt="wait")
+        source = server.server.engine.context.source
+        take, inside, go = source.difference, threading.Event(), threading.Event()
+
+        def slowly(state):
+            source.difference = take  # others are as quick as ever
+            inside.set()
+            assert go.wait(30)
+            return take(state)
+
+        source.difference = slowly
+        moves = threading.Thread(target=server.predict, args=("c", 1))
+        moves.start()
+        assert inside.wait(30)
+        asks = threading.Thread(target=server.predict, args=("a", 2))
+        asks.start()
+        wait_for(lambda: server.server.engine.find("a").admitted == 1)
+        time.sleep(0.2)
+        assert asks.is_alive()
+        go.set()
+        moves.join()
+        asks.join()
+        model = adaptive()
+        model(batch(1))
+        model(batch(2))
+        assert_same_state(server.state("a"), model.state_dict())
