@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dpl.guard.events import Event, Journal
 from dpl.guard.health import Health, Signals
-from dpl.guard.inputs import RowCheck
+from dpl.guard.inputs import RowCheck, rows_or_zeros, spread, without
 from dpl.guard.policy import FREEZE, RESET, ROLL_BACK, Ladder
 from dpl.guard.settings import GuardSettings
 from dpl.guard.ward import KeptState, Ward, all_finite
@@ -34,6 +34,9 @@ _ALERT = 1.0  # estimated answers lost above which every batch is looked at
 _FEWEST_ROWS = 8
 _KEEP_EVERY = 16  # batches between copies of a healthy state
 _WHY = {
+    "hold": "too few classes to learn from: back to the last healthy state, which answers and does not learn",
+    "release": "enough classes again: learning goes on",
+    "forget": "a long stretch of few classes ended: back to the last healthy state",
     ROLL_BACK: "back to the last healthy state",
     RESET: "back to the source model",
     FREEZE: "the source answers until adaptation passes a trial",
@@ -87,11 +90,11 @@ class Guard(Stateful):
         """Answer a batch and let the model adapt to it, as far as both are safe; `reins` gets the good rows first."""
         examined = self.rows.examine(images)
         refused = dict(examined.refused)
-        kept = _without(images, refused)
-        ward = reins(kept) if len(kept) else None
+        kept = without(images, refused)
+        ward = reins(kept if len(kept) else torch.zeros_like(images[:1]))
         self.report = {"guard": {"action": "none", "reason": "", "answered_by": "adapted", "signals": None}}
         self.batches += 1
-        if ward is None:
+        if len(kept) == 0:
             return self._with_set_aside(self._blank(images), refused, len(images))
         self.rows.learn(examined)
         self.ladder.let_pass(len(kept))
@@ -100,7 +103,7 @@ class Guard(Stateful):
         except _Unanswerable as overflow:
             places = [row for row in range(len(images)) if row not in refused]
             refused |= {places[i]: "the source network itself gives no finite answer" for i in overflow.rows}
-            kept = _without(images, refused)
+            kept = without(images, refused)
             logits = self._serve(ward, kept) if len(kept) else self._blank(images)
         return self._with_set_aside(logits, refused, len(images))
 
@@ -108,14 +111,14 @@ class Guard(Stateful):
     def predict(self, images: Tensor, reins: Callable[[Tensor], Ward]) -> Tensor:
         """Answer a batch and change nothing."""
         refused = self.rows.examine(images).refused
-        kept = _without(images, refused)
+        kept = without(images, refused)
+        ward = reins(kept if len(kept) else torch.zeros_like(images[:1]))
         if len(kept) == 0:
-            return self._blank(images)
-        ward = reins(kept)
+            return spread(self._blank(images), refused, len(images))
         logits = self.source(kept) if self.frozen else ward.method.predict(kept).detach()
         if not all_finite([logits]):
             logits = self.source(kept)
-        return _spread(_rows_or_zeros(logits), refused, len(images))
+        return spread(rows_or_zeros(logits), refused, len(images))
 
     @torch.no_grad()
     def source(self, images: Tensor) -> Tensor:
@@ -134,7 +137,7 @@ class Guard(Stateful):
     def _adapt(self, ward: Ward, images: Tensor) -> Tensor:
         """Let the model act; what is not finite is not committed."""
         if self.ladder.holding:
-            return self._finite(ward.predict(images, "held: the stream shows too few classes"), images)
+            return self._finite(ward, images, ward.predict(images, "held: the stream shows too few classes"))
         before = ward.changing()
         try:
             logits = ward.act(images)
@@ -148,10 +151,10 @@ class Guard(Stateful):
         overflow = (~self.source(images).isfinite().all(dim=1)).nonzero()[:, 0].tolist()
         if overflow:
             raise _Unanswerable(overflow)
-        return self._finite(ward.predict(images, "the step was undone: something was not finite"), images)
+        return self._finite(ward, images, ward.predict(images, "the step was undone: something was not finite"))
 
-    def _finite(self, logits: Tensor, images: Tensor) -> Tensor:
-        return logits if all_finite([logits]) else self._answer_with(self.source(images))
+    def _finite(self, ward: Ward, images: Tensor, logits: Tensor) -> Tensor:
+        return logits if all_finite([logits]) else self._climb(ward, images, "the state gives no finite answers")
 
     def _rows_to_look_at(self, count: int, device: torch.device) -> Tensor | None:
         """Return the rows of this batch to show to the source too: all, some, or None."""
@@ -169,30 +172,40 @@ class Guard(Stateful):
         signals = self.health.judge(source, logits[rows])
         self.looked += len(rows)
         self.report["guard"]["signals"] = asdict(signals) | {"drift": ward.drift()}
-        change = self.ladder.see_classes(self.health.poor, len(images) * self.unlooked)
+        logits = self._mind_the_classes(ward, images, logits, signals)
         self.unlooked = 0
-        if change is not None:
-            self._note(change, f"about {signals.classes:.1f} classes in the last rows", signals)
         if signals.lost > self.settings.limit:
-            return self._climb(ward, images, signals)
+            return self._climb(ward, images, f"about {signals.lost:.1f} answers lost to adaptation", signals)
         if signals.lost > self.settings.limit / 2:
             self._note("suspect", f"about {signals.lost:.1f} answers lost; the source answers", signals)
             return self._answer_with(source if len(rows) == len(images) else self.source(images))
-        self._keep_if_healthy(ward, images, signals)
+        if signals.lost < _ALERT and not self.health.poor and self.looked >= _FRESH and self.unkept >= _KEEP_EVERY:
+            return self._keep_if_finite(ward, images, logits)
         return logits
 
-    def _keep_if_healthy(self, ward: Ward, images: Tensor, signals: Signals) -> None:
-        """Copy the state now and then, while nothing speaks against it."""
-        calm = signals.lost < _ALERT and not self.health.poor and self.looked >= _FRESH
-        if calm and self.unkept >= _KEEP_EVERY:
-            state = ward.changing()
-            if all_finite(state.values()):
-                self.healthy.keep(state)
-                self.unkept = 0
-            else:
-                self._climb(ward, images, signals)
+    def _mind_the_classes(self, ward: Ward, images: Tensor, logits: Tensor, signals: Signals) -> Tensor:
+        """Keep nothing of what a long stretch of few classes taught; return the answer."""
+        rows = len(images) * max(1, self.unlooked)
+        change = self.ladder.see_classes(self.health.poor, self.health.enriched, rows)
+        if change is None:
+            return logits
+        self._note(change, f"{_WHY[change]} (about {signals.classes:.1f} classes in the last rows)", signals)
+        if change == "release":
+            return logits
+        ward.put_back(self.healthy.state() if self.healthy.exists else None)
+        self.health.forgive()
+        return self._finite(ward, images, ward.predict(images, f"{change}: {_WHY[change]}"))
 
-    def _climb(self, ward: Ward, images: Tensor, signals: Signals) -> Tensor:
+    def _keep_if_finite(self, ward: Ward, images: Tensor, logits: Tensor) -> Tensor:
+        """Copy a state that nothing speaks against, as the one to go back to."""
+        state = ward.changing()
+        if not all_finite(state.values()):
+            return self._climb(ward, images, "a memory or a statistic is not finite")
+        self.healthy.keep(state)
+        self.unkept = 0
+        return logits
+
+    def _climb(self, ward: Ward, images: Tensor, why: str, signals: Signals | None = None) -> Tensor:
         """Go back as far as needed for this batch to be answered as well as by the source."""
         source, logits, rung = self.source(images), None, FREEZE
         for rung in self.ladder.climb(self.healthy.exists):
@@ -206,7 +219,7 @@ class Guard(Stateful):
             self.healthy.drop()
         self.health.restart()
         self.looked = self.unkept = 0
-        self._note(rung, f"about {signals.lost:.1f} answers lost to adaptation; {_WHY[rung]}", signals)
+        self._note(rung, f"{why}; {_WHY[rung]}", signals)
         return self._answer_with(source) if rung == FREEZE or logits is None else logits
 
     def _passes(self, source: Tensor, logits: Tensor) -> bool:
@@ -217,18 +230,24 @@ class Guard(Stateful):
         """Serve the source; after the wait, try the reset model beside it now and then."""
         source = self.source(images)
         self.unlooked += 1
-        if self.ladder.waiting == 0 and self.unlooked >= self.settings.every:
+        if self.ladder.waiting > 0 or self.unlooked < self.settings.every:
+            self.health.watch(source)
+        else:
             self.unlooked = 0
-            signals = self.health.judge(source, ward.predict(images, "trial"))
-            self.looked += len(images)
-            if not signals.lost <= self.settings.limit / 2:
-                self.ladder.freeze()
-                self.health.restart()
-                self.looked = 0
-            elif self.looked >= _FRESH:
-                self._thaw(signals)
+            self._try(ward, images, source)
         ward.method.facts = {"updated": False, "reason": "frozen: the source answers"}
         return self._answer_with(source)
+
+    def _try(self, ward: Ward, images: Tensor, source: Tensor) -> None:
+        """Judge the reset model beside the source; it has to do well for a while, in a stream it can learn from."""
+        signals = self.health.judge(source, ward.predict(images, "trial"))
+        self.looked += len(images)
+        if not signals.lost <= self.settings.limit / 2:
+            self.ladder.freeze()
+            self.health.restart()
+            self.looked = 0
+        elif self.looked >= _FRESH and signals.shuffled:
+            self._thaw(signals)
 
     def _thaw(self, signals: Signals) -> None:
         self.ladder.thaw()
@@ -251,12 +270,12 @@ class Guard(Stateful):
 
     def _with_set_aside(self, logits: Tensor, refused: Mapping[int, str], count: int) -> Tensor:
         """Put the answers in their places; rows without one get zeros (every class alike) and an entry."""
-        answer = _spread(logits, refused, count)
+        answer = spread(logits, refused, count)
         bad = dict(refused)
         if not all_finite([answer]):
             broken = (~answer.isfinite().all(dim=1)).nonzero()[:, 0].tolist()
             bad |= dict.fromkeys(broken, "the source network itself gives no finite answer")
-            answer = _rows_or_zeros(answer)
+            answer = rows_or_zeros(answer)
         self.report["set_aside"] = bad
         if bad:
             row, why = next(iter(bad.items()))
@@ -272,26 +291,3 @@ class _Unanswerable(Exception):  # noqa: N818 - a message between two methods, n
     def __init__(self, rows: list[int]) -> None:
         super().__init__(rows)
         self.rows = rows
-
-
-def _without(images: Tensor, refused: Mapping[int, str]) -> Tensor:
-    if not refused:
-        return images
-    good = torch.ones(len(images), dtype=torch.bool, device=images.device)
-    good[list(refused)] = False
-    return images[good]
-
-
-def _spread(logits: Tensor, refused: Mapping[int, str], count: int) -> Tensor:
-    """Return logits for all rows: zeros for those that were refused."""
-    if not refused:
-        return logits
-    answer = logits.new_zeros(count, logits.shape[1])
-    good = [row for row in range(count) if row not in refused]
-    answer[good] = logits
-    return answer
-
-
-def _rows_or_zeros(logits: Tensor) -> Tensor:
-    """Replace rows that are not finite by zeros."""
-    return torch.where(logits.isfinite().all(dim=1, keepdim=True), logits, torch.zeros_like(logits))

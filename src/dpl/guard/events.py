@@ -10,7 +10,7 @@ from dpl.methods.state import Stateful
 
 __all__ = ["ACTIONS", "Event", "Journal"]
 
-ACTIONS = ("set_aside", "undo", "hold", "release", "suspect", "roll_back", "reset", "freeze", "thaw")
+ACTIONS = ("set_aside", "undo", "hold", "release", "forget", "suspect", "roll_back", "reset", "freeze", "thaw")
 _ALARMS = ("freeze",)
 _log = logging.getLogger("dpl.guard")
 

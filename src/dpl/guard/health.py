@@ -1,15 +1,17 @@
 """Is the adapted model losing answers against the frozen source? Estimated without labels, row by row.
 
 Where the two disagree on a row, the source's belief in its own answer over the adapted one, minus the adapted model's
-belief in its answer over the source's, estimates what was lost by trusting the adapted one (the *regret*). Two things
-deceive confidence and are dealt with apart:
+belief in its answer over the source's, estimates what was lost by trusting the adapted one: the *regret*. Methods
+differ in the scale of their logits (RMT adds two networks', CoTTA averages views, T3A takes cosines), so the adapted
+logits are first brought to the source's scale, measured where both agree.
 
-* Entropy minimisers gain confidence by forgetting classes. While the adapted answers cover fewer classes than the
-  source's on the same rows (*narrowing*), confidence earns nothing and the loss of entropy counts as loss of answers.
-* In a shuffled, diverse stream a method that averages answers (CoTTA) or scores them by cosines (T3A) is merely modest.
-  There the regret is also taken at equal logit scale, the milder one counts, and a better balance of classes earns a
-  little. In a stream sorted by class or poor in classes neither holds: batch statistics fail there, modestly.
-  Fewer classes than the source are no fault there either, as long as both see the same class most.
+Confidence alone deceives: entropy minimisers gain it by forgetting classes. So the balance of classes counts too.
+
+* In a shuffled stream, fewer classes than in the source's answers to the same rows (*narrowing*, in nats of entropy)
+  are lost answers, and while that lasts confidence earns nothing; a better balance earns a little.
+* In a stream sorted by class or poor in classes it is the other way round: cleaning up a run of one class narrows the
+  answers rightly (as long as both models see the same class most), and spreading them is what batch statistics do when
+  they fail; it costs a little.
 
 What exceeds the allowance is summed over rows and never falls below zero (CUSUM): `lost` is an estimate of how many
 answers adaptation cost since it last did well. One batch of eight rows can say little; many can.
@@ -27,11 +29,17 @@ from dpl.objectives.precision import at_least_float32
 
 __all__ = ["Health", "Signals"]
 
-_SHORT = 32  # rows over which logit scales and the most frequent class are remembered
+# Rows over which things are remembered, beside `memory` for the balance of classes.
+_RECENT = 32  # the most frequent class
+_SCALE = 64  # the scale of the logits (rows on which both models agree)
+_LONG = 8  # times `memory`: how often neighbours agree by chance
+
 _PRIOR = 32  # rows of doubt about the balance of classes
 _DEAD_ZONE = 0.05  # nats of entropy that differ by chance
-_CREDIT = 0.1  # answers that one nat of better balance is worth, in a shuffled stream
+_CREDIT = 0.1  # answers that one nat of better balance is worth in a shuffled stream
+_DEBIT = 0.08  # answers that one nat of wider spread costs in a sorted or poor one
 _SORTED = 0.2  # how much more often than by chance neighbours agree in a stream sorted by class
+_RICHER = 1.2
 _EPS = 1e-12
 
 
@@ -41,7 +49,7 @@ class Signals:
 
     rows: int
     lost: float  # answers lost beyond the allowance, running
-    regret: float  # estimated share of answers lost on these rows
+    regret: float  # estimated share of answers lost, narrowing and spread included
     disagreement: float  # share of rows where adapted and source model differ
     confidence: float  # mean confidence of the adapted model minus the source's
     narrowing: float  # nats of entropy of the class balance lost against the source
@@ -55,13 +63,14 @@ class Health(Stateful):
 
     balance: Tensor | None  # [2, C] answers by class over `memory` rows: source, adapted
     recent: Tensor | None  # [2, C] the same over a few rows
-    sums: Tensor  # lost; logit variance of source, of adapted; neighbours that agree, pairs of neighbours
+    usual: Tensor | None  # [C] the source's answers over a long time
     latest: Tensor | None  # the source's answer for the row looked at last
+    sums: Tensor  # lost; logit variance of source, of adapted; neighbours that agree, pairs of neighbours
 
     def __init__(self, settings: GuardSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.declare(balance=None, recent=None, latest=None, sums=torch.zeros(5, dtype=torch.float64))
+        self.declare(balance=None, recent=None, usual=None, latest=None, sums=torch.zeros(5, dtype=torch.float64))
 
     @property
     def lost(self) -> float:
@@ -69,102 +78,131 @@ class Health(Stateful):
         return float(self.sums[0])
 
     def restart(self) -> None:
-        """Forget everything."""
-        self.balance = self.recent = self.latest = None
-        self.sums = torch.zeros_like(self.sums)
+        """Forget everything about the adapted model; what is known of the stream stays."""
+        self.balance = self.recent = None
+        self.sums[:3] = 0.0
+
+    def forgive(self) -> None:
+        """Forget the loss alone: the model was put back, the stream is the same."""
+        self.sums[0] = 0.0
 
     def move(self, transfer: object) -> None:
         """Stay on the host: everything is read there."""
 
     def judge(self, source: Tensor, adapted: Tensor) -> Signals:
         """Compare the logits of both models for the same rows [n, C] and remember the result."""
-        rows, classes = source.shape
         source, adapted = at_least_float32(source.detach()), at_least_float32(adapted.detach())
-        long, short = (1 - 1 / self.settings.memory) ** rows, (1 - 1 / _SHORT) ** rows
-        before = torch.zeros(2, classes, dtype=torch.float64)
-        spread = torch.stack([source.var(dim=1).sum(), adapted.var(dim=1).sum()])
-        spread = self.sums[1:3].to(spread) * short + spread
-        facts, answers = _compare(source, adapted, (spread[0] / (spread[1] + _EPS)).sqrt())
-        counts = torch.stack([torch.bincount(a, minlength=classes) for a in answers]).double()
-        self.balance = (before if self.balance is None else self.balance) * long + counts
-        self.recent = (before if self.recent is None else self.recent) * short + counts
-        same, pairs = self._neighbours(answers[0])
-        self.sums[1:3] = spread.double().cpu()
-        self.sums[3:] = self.sums[3:] * long + torch.tensor([same, pairs], dtype=torch.float64)
-        return self._conclude(rows, *facts.tolist())
+        own, other = source.argmax(dim=1), adapted.argmax(dim=1)
+        scale = self._follow_scale(source, adapted, own == other)
+        facts = torch.stack(
+            [
+                _belief(source, own, other) - _belief(adapted * scale, other, own),
+                (own != other).to(source.dtype),
+                _confidence(adapted) - _confidence(source),
+            ]
+        )
+        regret, disagreement, confidence = facts.double().mean(dim=1).tolist()
+        self._count(torch.stack([own, other]).cpu(), source.shape[1])
+        return self._conclude(len(own), regret, disagreement, confidence)
 
-    def _neighbours(self, answers: Tensor) -> tuple[int, int]:
+    def _follow_scale(self, source: Tensor, adapted: Tensor, agree: Tensor) -> float:
+        """Return what brings the adapted logits to the source's scale, measured where both agree."""
+        spread = torch.stack([source.var(dim=1, correction=0), adapted.var(dim=1, correction=0)]).double()
+        *fresh, rows = torch.cat([(spread * agree).sum(dim=1), agree.sum().double()[None]]).tolist()
+        self.sums[1:3] = self.sums[1:3] * _decay(_SCALE, rows) + torch.tensor(fresh, dtype=torch.float64)
+        ours, theirs = self.sums[1:3].tolist()
+        return math.sqrt(ours / theirs) if ours > 0 and theirs > 0 else 1.0
+
+    def watch(self, source: Tensor) -> None:
+        """Learn about the stream alone, from the source's logits for consecutive rows."""
+        self._follow_stream(source.detach().argmax(dim=1).cpu(), source.shape[1])
+
+    def _count(self, answers: Tensor, classes: int) -> None:
+        """Count both models' answers [2, n] by class."""
+        counts = torch.stack([torch.bincount(each, minlength=classes) for each in answers]).double()
+        self.balance = _add(self.balance, counts, _decay(self.settings.memory, answers.shape[1]))
+        self.recent = _add(self.recent, counts, _decay(_RECENT, answers.shape[1]))
+        self._follow_stream(answers[0], classes)
+
+    def _follow_stream(self, answers: Tensor, classes: int) -> None:
+        """Count the source's answers over a long time, and neighbours that got the same one."""
+        rows, memory = len(answers), self.settings.memory
+        counts = torch.bincount(answers, minlength=classes).double()
+        self.usual = _add(self.usual, counts, _decay(_LONG * memory, rows))
         joined = answers if self.latest is None else torch.cat([self.latest, answers])
         self.latest = answers[-1:].clone()
-        return int((joined[1:] == joined[:-1]).sum()), len(joined) - 1
+        same = torch.tensor([int((joined[1:] == joined[:-1]).sum()), len(joined) - 1], dtype=torch.float64)
+        self.sums[3:] = self.sums[3:] * _decay(memory, rows) + same
 
-    def _conclude(
-        self, rows: int, regret: float, at_equal_scale: float, disagreeing: float, confidence: float
-    ) -> Signals:
-        assessed = self._assess()
-        if assessed.shuffled:
-            regret = min(regret, at_equal_scale) - rows * _CREDIT * max(0.0, -assessed.gap)
-        if assessed.narrowing > 0:
-            regret = max(regret, 0.0)
-        regret += rows * assessed.narrowing
-        self.sums[0] = max(0.0, self.lost + regret - rows * self.settings.allowance)
+    def _conclude(self, rows: int, regret: float, disagreement: float, confidence: float) -> Signals:
+        seen = self._assess()
+        if seen.narrowing > 0:
+            regret = max(regret, 0.0) + seen.narrowing
+        regret += max(0.0, seen.gain) * (-_CREDIT if seen.shuffled else _DEBIT)
+        self.sums[0] = max(0.0, self.lost + rows * (regret - self.settings.allowance))
         return Signals(
             rows=rows,
             lost=self.lost,
-            regret=regret / rows,
-            disagreement=disagreeing / rows,
-            confidence=confidence / rows,
-            narrowing=assessed.narrowing,
-            classes=math.exp(assessed.entropies[0]),
-            adapted_classes=math.exp(assessed.entropies[1]),
-            shuffled=assessed.shuffled,
+            regret=regret,
+            disagreement=disagreement,
+            confidence=confidence,
+            narrowing=seen.narrowing,
+            classes=seen.classes[0],
+            adapted_classes=seen.classes[1],
+            shuffled=seen.shuffled,
         )
 
     def _assess(self) -> "_Balance":
         """Read the balance of classes off the memory."""
-        if self.balance is None or self.recent is None:
-            raise RuntimeError("no rows were judged yet")
+        if self.balance is None or self.recent is None or self.usual is None:
+            return _Balance([0.0, 0.0], 0.0, 0.0, False, False)
         shares = self.balance / self.balance.sum(dim=1, keepdim=True)
-        entropies = [float(h) for h in -(shares * (shares + _EPS).log()).sum(dim=1)]
-        seen = float(self.balance[0].sum())
-        gap = (entropies[0] - entropies[1]) * seen / (seen + _PRIOR)
-        pairs = float(self.sums[4])
-        excess = float(self.sums[3]) / max(pairs, 1.0) - float(shares[0].square().sum())
-        shuffled = excess * min(1.0, pairs / _PRIOR) < _SORTED and math.exp(entropies[0]) > self._few(seen)
+        entropies = (-(shares * (shares + _EPS).log()).sum(dim=1)).tolist()
+        rows, pairs = float(self.balance[0].sum()), float(self.sums[4])
+        gain = (entropies[1] - entropies[0]) * rows / (rows + _PRIOR)
+        few = self.settings.min_classes * min(rows, self.balance.shape[1])
+        by_chance = float((self.usual / self.usual.sum()).square().sum())
+        excess = (float(self.sums[3]) / max(pairs, 1.0) - by_chance) * min(1.0, pairs / _PRIOR)
+        poor = math.exp(entropies[0]) < few
+        shuffled = excess < _SORTED and not poor
         same_class = int(self.recent[0].argmax()) == int(self.recent[1].argmax())
-        narrowing = 0.0 if same_class and not shuffled else max(0.0, gap - _DEAD_ZONE)
-        return _Balance(entropies, gap, narrowing, shuffled)
-
-    def _few(self, seen: float) -> float:
-        """How many classes are too few, given how many rows were seen."""
-        classes = 0 if self.balance is None else self.balance.shape[1]
-        return self.settings.min_classes * min(float(classes), seen)
+        narrowing = max(0.0, -gain - _DEAD_ZONE) if shuffled or not same_class else 0.0
+        return _Balance([math.exp(h) for h in entropies], gain, narrowing, shuffled, poor)
 
     @property
     def poor(self) -> bool:
-        """Say whether both models see too few classes for the stream to teach anything about the others."""
-        if self.balance is None:
-            return False
-        most = max(self._assess().entropies)
-        return math.exp(most) < self._few(float(self.balance[0].sum()))
+        """Say whether the source sees too few classes for the stream to teach anything about the others."""
+        return self._assess().poor
+
+    @property
+    def enriched(self) -> bool:
+        """Say whether the adapted model sees clearly more classes than the source: then the source may be wrong."""
+        own, adapted = self._assess().classes
+        return adapted > _RICHER * own
 
 
 @dataclass(frozen=True)
 class _Balance:
-    entropies: list[float]  # of the source's answers, of the adapted ones
-    gap: float
+    classes: list[float]  # effective number of classes: the source's answers, the adapted ones
+    gain: float  # nats of entropy that the adapted answers have more, shrunk where few rows were seen
     narrowing: float
     shuffled: bool
+    poor: bool
 
 
-def _compare(source: Tensor, adapted: Tensor, scale: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return sums over rows (regret, at equal scale, rows that differ, gain of confidence) and both answers."""
-    p, own = source.softmax(dim=1).max(dim=1)
-    q, other = adapted.softmax(dim=1).max(dim=1)
-    believed = p - source.softmax(dim=1).gather(1, other[:, None])[:, 0]
-    regrets = [
-        believed - (z.softmax(dim=1).gather(1, other[:, None]) - z.softmax(dim=1).gather(1, own[:, None]))[:, 0]
-        for z in (adapted, adapted * scale)
-    ]
-    facts = torch.stack([*regrets, (own != other).to(p.dtype), q - p]).sum(dim=1)
-    return facts.double().cpu(), [own.cpu(), other.cpu()]
+def _decay(memory: float, rows: float) -> float:
+    return float((1 - 1 / memory) ** rows)
+
+
+def _add(before: Tensor | None, fresh: Tensor, decay: float) -> Tensor:
+    return fresh if before is None else before * decay + fresh
+
+
+def _belief(logits: Tensor, answer: Tensor, rival: Tensor) -> Tensor:
+    """Return how much more probable each row's answer is than the rival's [n]."""
+    p = logits.softmax(dim=1)
+    return (p.gather(1, answer[:, None]) - p.gather(1, rival[:, None]))[:, 0]
+
+
+def _confidence(logits: Tensor) -> Tensor:
+    return logits.softmax(dim=1).amax(dim=1)

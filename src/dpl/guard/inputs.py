@@ -6,6 +6,7 @@ out of range alike. The usual peak is at least 1 and is learnt from the rows tha
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from dpl.guard.settings import GuardSettings
 from dpl.methods.state import Stateful
 
-__all__ = ["Examined", "RowCheck"]
+__all__ = ["Examined", "RowCheck", "rows_or_zeros", "spread", "without"]
 
 _ABSURD = 1e6  # no image has such values, whatever the first batch looked like
 
@@ -58,6 +59,30 @@ class RowCheck(Stateful):
 
     def move(self, transfer: object) -> None:
         """Stay on the host."""
+
+
+def without(images: Tensor, refused: Mapping[int, str]) -> Tensor:
+    """Return the images but for the refused rows."""
+    if not refused:
+        return images
+    good = torch.ones(len(images), dtype=torch.bool, device=images.device)
+    good[list(refused)] = False
+    return images[good]
+
+
+def spread(logits: Tensor, refused: Mapping[int, str], count: int) -> Tensor:
+    """Return logits for all rows: zeros for those that were refused."""
+    if not refused:
+        return logits
+    answer = logits.new_zeros(count, logits.shape[1])
+    good = [row for row in range(count) if row not in refused]
+    answer[good] = logits
+    return answer
+
+
+def rows_or_zeros(logits: Tensor) -> Tensor:
+    """Replace rows that are not finite by zeros."""
+    return torch.where(logits.isfinite().all(dim=1, keepdim=True), logits, torch.zeros_like(logits))
 
 
 def _median(peaks: Tensor) -> float:

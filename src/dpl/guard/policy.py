@@ -60,13 +60,18 @@ class Ladder(Stateful):
         """Let the model answer and learn again; the next failure freezes it again."""
         self.frozen, self.calm, self.rung = 0, 0, 2
 
-    def see_classes(self, poor: bool, rows: int) -> str | None:
-        """Count a poor stream's rows; return "hold" or "release" when learning has to stop or may go on."""
+    def see_classes(self, poor: bool, enriched: bool, rows: int) -> str | None:
+        """Count a poor stretch's rows; return what is due: "hold", "release", "forget" or nothing.
+
+        Learning is held once the stretch has lasted too long, unless adaptation itself makes it richer (then the
+        source may have been wrong about it). What was learnt in a long stretch is forgotten when it ends.
+        """
+        long = self.poor > self.settings.patience
         self.poor = self.poor + rows if poor else 0
-        if not self.holding and poor and self.poor > self.settings.patience:
+        if self.holding:
+            self.holding = int(poor)
+            return None if poor else "release"
+        if long and poor and not enriched:
             self.holding = 1
             return "hold"
-        if self.holding and not poor:
-            self.holding = 0
-            return "release"
-        return None
+        return "forget" if long and not poor else None

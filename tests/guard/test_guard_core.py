@@ -1,0 +1,293 @@
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dpl
+from abuse import streams
+from dpl.errors import InputError, SettingError, SnapshotError
+from dpl.guard import Event, GuardSettings
+from nets import CLASSES, images, network
+
+
+def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def inner(model: dpl.AdaptiveModel) -> dict[str, Tensor]:
+    return {key: value for key, value in model.state_dict().items() if not key.startswith("guard.")}
+
+
+def frozen_model(**guard: Any) -> dpl.AdaptiveModel:
+    """Batch statistics meet a stream of one class."""
+    model = dpl.adapt(streams.network(), "tent", guard={"wait": 64, **guard})
+    for batch, _ in streams.one_class("noise", 96):
+        model(batch)
+    assert model.guard.frozen
+    return model
+
+
+def test_without_a_guard_nothing_is_different() -> None:
+    plain, off, on = (dpl.adapt(network(), "tent", **kw) for kw in ({}, {"guard": False}, {"guard": True}))
+    for i in range(12):
+        batch = images(16, seed=i)
+        expected = plain(batch)
+        assert torch.equal(off(batch), expected)
+        assert torch.equal(on(batch), expected), "the guard changed an answer on a harmless stream"
+    assert off.guard is None
+    assert "guard" not in off.last
+    assert same(plain.state_dict(), off.state_dict())
+    assert same(plain.state_dict(), inner(on))
+
+
+@pytest.mark.parametrize(
+    ("guard", "message"),
+    [
+        ({"evry": 2}, "Did you mean 'every'"),
+        ({"every": 0}, "every=0"),
+        ({"share": 1.5}, "at most 1"),
+        ({"every": 2.5}, "whole number"),
+        ({"limit": True}, "expected a number"),
+        ("yes", "guard='yes'"),
+    ],
+)
+def test_wrong_settings_are_named(guard: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        dpl.adapt(network(), "tent", guard=guard)
+
+
+def test_settings_come_as_an_object_too() -> None:
+    assert dpl.adapt(network(), guard=GuardSettings(every=7)).guard.settings.every == 7
+
+
+def test_bad_rows_are_set_aside_and_explained() -> None:
+    model, clean = dpl.adapt(network(), "tent", guard=True), dpl.adapt(network(), "tent", guard=True)
+    batch = images(8)
+    batch[1, 0, 0, 0], batch[6] = torch.nan, 1e20
+    logits = model(batch)
+    good = [0, 2, 3, 4, 5, 7]
+    assert torch.equal(logits[good], clean(batch[good]))
+    assert torch.equal(logits[[1, 6]], torch.zeros(2, CLASSES))
+    assert list(model.last["set_aside"]) == [1, 6]
+    assert "not finite" in model.last["set_aside"][1]
+    assert model.last["guard"]["action"] == "set_aside"
+    assert model.guard.counts["set_aside"] == 2
+    assert same(inner(model), inner(clean))
+    assert torch.equal(model.predict(batch)[good], clean.predict(batch[good]))
+
+
+def test_a_batch_of_bad_rows_only_is_answered_with_zeros() -> None:
+    model = dpl.adapt(network(), "tent", guard=True)
+    before = inner(model)
+    logits = model(torch.full((4, 3, 8, 8), torch.inf))
+    assert torch.equal(logits, torch.zeros(4, CLASSES))
+    assert model.last["updated"] is False
+    assert "every row" in model.last["reason"]
+    assert torch.equal(model.predict(torch.full((4, 3, 8, 8), torch.inf)), torch.zeros(4, CLASSES))
+    assert same(before, inner(model))
+
+
+@pytest.mark.parametrize("batch", [torch.zeros(0, 3, 8, 8), torch.zeros(2, 3, 8, 8).int(), torch.zeros(2, 5, 8, 8)])
+def test_a_batch_of_the_wrong_kind_is_refused_and_changes_nothing(batch: Tensor) -> None:
+    model = dpl.adapt(network(), "tent", guard=True)
+    before = model.state_dict()
+    with pytest.raises(InputError):
+        model(batch)
+    assert same(before, model.state_dict())
+
+
+def test_a_step_that_overflows_is_undone() -> None:
+    model = dpl.adapt(network(), "tent", guard=True, lr=1e39, optimizer="sgd")
+    before, batch = inner(model), images(16)
+    expected = model.predict(batch)
+    logits = model(batch)
+    assert model.guard.counts["undo"] == 1
+    assert model.last["updated"] is False
+    assert torch.equal(logits, expected)
+    assert same(before, inner(model))
+
+
+def test_a_state_that_is_finite_but_absurd_does_not_last() -> None:
+    model = dpl.adapt(network(), "tent", guard=True, lr=1e37, optimizer="sgd")
+    for i in range(10):
+        assert torch.isfinite(model(images(16, seed=i))).all()
+    assert model.guard.frozen
+    assert "finite" in model.guard.events[-1].reason
+
+
+def test_a_step_that_raises_leaves_the_state_before_it() -> None:
+    model = dpl.adapt(network(), "dpl", guard=True, confidence=0.0)
+    model(images(8))
+    before, step = inner(model), model.method.step
+
+    def half_a_step(batch: Tensor) -> Tensor:
+        step(batch)
+        raise MemoryError("out of memory")
+
+    model.method.step = half_a_step  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        model(images(8, seed=1))
+    assert same(before, inner(model))
+
+
+class Overflowing(nn.Module):
+    """Turns ordinary bright images into infinity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x * torch.where(x.amax(dim=(1, 2, 3), keepdim=True) > 1.5, torch.inf, 1.0))
+
+
+def test_rows_that_overflow_inside_the_network_are_set_aside_too() -> None:
+    model, clean = (dpl.adapt(Overflowing(), "tent", guard=True) for _ in range(2))
+    batch = images(8)
+    batch[3] += 1.0
+    good = [0, 1, 2, 4, 5, 6, 7]
+    logits = model(batch)
+    assert torch.equal(logits[good], clean(batch[good]))
+    assert "source network itself" in model.last["set_aside"][3]
+    assert same(inner(model), inner(clean))
+    assert torch.isfinite(model.predict(batch)).all()
+
+
+def test_harm_freezes_and_the_source_answers() -> None:
+    model = frozen_model(wait=10_000)
+    source, batch = streams.network(), streams.iid("noise", 32)[0][0]
+    with torch.no_grad():
+        expected = source(batch)
+    assert torch.equal(model(batch), expected)
+    assert torch.equal(model.predict(batch), expected)
+    assert model.last["guard"]["answered_by"] == "source"
+    assert model.last["updated"] is False
+    assert model.guard.counts["freeze"] == 1
+    assert [event.alarm for event in model.guard.events if event.action == "freeze"] == [True]
+
+
+def test_a_frozen_model_is_reset_and_thaws_after_its_trial() -> None:
+    model = frozen_model()
+    assert same(inner(model), inner(dpl.adapt(streams.network(), "tent", guard=True)))
+    for batch, _ in streams.iid("noise", 32 * 40):
+        model(batch)
+    assert not model.guard.frozen
+    assert model.guard.counts["thaw"] == 1
+    assert model.last["updated"]
+
+
+def test_a_settled_model_is_rolled_back_to_its_last_healthy_state() -> None:
+    model = dpl.adapt(streams.network(), "tent", guard={"relapse": 512})
+    batches = [images for images, _ in streams.iid("noise", 32 * 36)]
+    for batch in batches[:30]:
+        model(batch)
+    healthy = model.guard.healthy.state()
+    assert healthy
+    with torch.no_grad():
+        model.model.fc.bias[4] += 8  # nearly every answer is now class 4, and a sure one
+    for batch in batches[30:]:
+        if not model.guard.counts["roll_back"]:
+            model(batch)
+    assert model.guard.counts == {**dict.fromkeys(model.guard.counts, 0), "roll_back": 1} | {
+        "suspect": model.guard.counts["suspect"]
+    }
+    state = inner(model)
+    assert all(torch.equal(state[key], value) for key, value in healthy.items())
+    assert same(
+        {key: value for key, value in state.items() if key.startswith("model.fc")},
+        {f"model.{key}": value for key, value in streams.network().state_dict().items() if key.startswith("fc")},
+    )
+
+
+def test_events_are_told_counted_and_bounded() -> None:
+    heard: list[Event] = []
+    model = dpl.adapt(network(), "tent", guard={"log": 3})
+    model.guard.call_on_event(heard.append)
+    for _ in range(5):
+        batch = images(4)
+        batch[0] = torch.nan
+        model(batch)
+    assert len(model.guard.events) == 3
+    assert [event.batch for event in heard] == [1, 2, 3, 4, 5]
+    assert model.guard.counts["set_aside"] == 5
+
+
+def test_looks_report_their_signals() -> None:
+    model = dpl.adapt(network(), "tent", guard=True)
+    model(images(16))
+    signals = model.last["guard"]["signals"]
+    assert signals["rows"] == 16
+    assert 0 <= signals["disagreement"] <= 1
+    assert signals["drift"] > 0
+
+
+def test_later_looks_are_at_some_rows_of_some_batches() -> None:
+    model, seen = dpl.adapt(network(), "tent", guard={"every": 3, "share": 0.25}), []
+    for i in range(20):
+        model(images(64, seed=i))
+        signals = model.last["guard"]["signals"]
+        seen.append(0 if signals is None else signals["rows"])
+    assert seen[:2] == [64, 64]
+    assert seen[2:8] == [0, 0, 16, 0, 0, 16]
+
+
+@pytest.mark.parametrize("make", [frozen_model, lambda: dpl.adapt(streams.network(), "tent", guard=True)])
+def test_a_state_goes_on_exactly(make: Any) -> None:
+    model = make()
+    batches = [images for images, _ in streams.iid("shifted", 60 * 8, 8)]
+    for batch in batches[:10]:
+        model(batch)
+    twin = dpl.adapt(streams.network(), "tent", guard=model.guard.settings)
+    twin.load_state_dict(model.state_dict())
+    for batch in batches[10:]:
+        assert torch.equal(model(batch), twin(batch))
+    assert same(model.state_dict(), twin.state_dict())
+
+
+def test_reset_also_resets_the_guard() -> None:
+    model = frozen_model()
+    model.reset()
+    assert same(model.state_dict(), dpl.adapt(streams.network(), "tent", guard=model.guard.settings).state_dict())
+
+
+def test_a_state_without_a_guard_does_not_fit() -> None:
+    plain, guarded = dpl.adapt(network(), "tent"), dpl.adapt(network(), "tent", guard=True)
+    with pytest.raises(SnapshotError):
+        guarded.load_state_dict(plain.state_dict())
+    with pytest.raises(SnapshotError):
+        plain.load_state_dict(guarded.state_dict())
+
+
+def test_a_copy_is_independent() -> None:
+    model = dpl.adapt(network(), "tent", guard=True)
+    model(images(8))
+    twin = copy.deepcopy(model)
+    before = model.state_dict()
+    twin(images(8, seed=1))
+    assert same(before, model.state_dict())
+    assert twin.guard.batches == model.guard.batches + 1
+
+
+def test_the_guard_moves_with_the_model() -> None:
+    model = dpl.adapt(network(), "tent", guard=True)
+    for i in range(40):
+        model(images(16, seed=i))
+    model.double()
+    logits = model(images(16, seed=99).double())
+    assert logits.dtype == torch.float64
+    assert model.guard.source(images(4).double()).dtype == torch.float64
+    model.reset()
+    assert torch.isfinite(model(images(16).double())).all()
+
+
+def test_the_callers_network_is_untouched() -> None:
+    source = network()
+    before = copy.deepcopy(source.state_dict())
+    flags = [p.requires_grad for p in source.parameters()]
+    model = dpl.adapt(source, "tent", guard=True)
+    for i in range(5):
+        model(images(8, seed=i))
+    assert same(before, source.state_dict())
+    assert flags == [p.requires_grad for p in source.parameters()]

@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from dpl.guard import GuardSettings
+from dpl.guard.inputs import RowCheck
+from nets import images
+
+
+def check(**settings: float) -> RowCheck:
+    return RowCheck(GuardSettings(**settings))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e20, -1e20, 10.0, -7.0])
+def test_one_bad_value_refuses_its_row_alone(value: float) -> None:
+    batch = images(32)
+    batch[5, 1, 2, 3] = value
+    examined = check().examine(batch)
+    assert list(examined.refused) == [5]
+    assert ("not finite" if abs(value) == float("inf") or value != value else "out of range") in examined.refused[5]
+    assert examined.usual == 1.0
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.05, 1.0, 2.6, 255.0])
+def test_ordinary_images_of_any_scale_are_accepted(scale: float) -> None:
+    rows = check()
+    for seed in range(5):
+        examined = rows.examine(scale * (2 * images(16, seed) - 1))
+        assert not examined.refused
+        rows.learn(examined)
+
+
+def test_dark_images_first_do_not_make_normal_ones_suspicious() -> None:
+    rows = check()
+    rows.learn(rows.examine(0.02 * images(16)))
+    assert not rows.examine(images(16)).refused
+
+
+def test_a_minority_cannot_move_what_is_usual() -> None:
+    rows, batch = check(), images(16)
+    batch[:7] = 1e5
+    examined = rows.examine(batch)
+    assert list(examined.refused) == list(range(7))
+    rows.learn(examined)
+    one = torch.full((1, 3, 8, 8), 50.0)
+    assert rows.examine(one).refused, "a batch of one has no majority of its own once the usual peak is known"
+
+
+def test_examining_changes_nothing() -> None:
+    rows = check()
+    rows.examine(100 * images(4))
+    assert rows.usual is None
+
+
+def test_a_known_range_is_kept() -> None:
+    batch = images(4)
+    batch[2, 0, 0, 0], batch[3, 0, 0, 0] = -0.01, 1.01
+    assert list(check(low=0.0, high=1.0).examine(batch).refused) == [2, 3]
+
+
+def test_every_row_can_be_refused() -> None:
+    assert len(check().examine(torch.full((3, 3, 8, 8), torch.nan)).refused) == 3
