@@ -59,7 +59,10 @@ def after(steps: int) -> dict:
 def test_killed_under_load_full_disk_and_stopped(tmp_path: Path) -> None:
     server = Process(tmp_path, "--snapshot-every", str(EVERY), "--journal", str(tmp_path / "journal.jsonl"))
     cameras = [Camera(server.url, stream) for stream in STREAMS]
-    wait_for(lambda: all(len(camera.answers) > 10 for camera in cameras), 120)
+    wait_for(
+        lambda: all(len(camera.answers) > 10 and camera.answers[-1]["durable_through"] >= EVERY for camera in cameras),
+        120,
+    )
     server.kill()
     for camera in cameras:
         camera.join()
