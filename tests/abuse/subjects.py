@@ -1,0 +1,69 @@
+"""Every registered method on the tiny network, set up so that a step takes milliseconds; and the score of a stream."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dpl
+from abuse.streams import Batch, network
+from dpl.methods import get_method, list_methods
+from parity.tiny import source_images
+
+# Only what makes a step quick; everything else is the method's default.
+QUICK: dict[str, dict[str, Any]] = {
+    "adacontrast": {"queue_size": 256},
+    "cotta": {"views": 4},
+    "rmt": {"warmup_samples": 640, "prototype_samples": 640},
+}
+BATCH_STATISTICS = ["norm", "tent", "eta", "sar", "roid", "cotta", "tsd"]
+
+
+def methods() -> list[str]:
+    return list_methods()
+
+
+def adapted(name: str, guard: Any = True, **settings: Any) -> dpl.AdaptiveModel:
+    """Wrap the tiny network."""
+    source = None
+    if get_method(name).info.source != "never":
+        images, labels = source_images(torch.float32)
+        source = (images[:320], labels[:320])
+    return dpl.adapt(network(), name, source=source, guard=guard, **(QUICK.get(name, {}) | settings))
+
+
+@dataclass
+class Score:
+    """Right answers to the images that have a label, and what the guard did."""
+
+    right: int = 0
+    images: int = 0
+    marks: list[tuple[int, int]] = field(default_factory=list)  # (right, images) of each batch
+
+    @property
+    def accuracy(self) -> float:
+        return 100.0 * self.right / max(1, self.images)
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        known = labels >= 0
+        right, images = int((logits.argmax(dim=1) == labels)[known].sum()), int(known.sum())
+        self.right, self.images = self.right + right, self.images + images
+        self.marks.append((right, images))
+
+
+def run(model: Callable[[Tensor], Tensor], batches: Iterable[Batch]) -> Score:
+    """Feed a stream; every answer has to be finite."""
+    score = Score()
+    for images, labels in batches:
+        logits = model(images)
+        assert torch.isfinite(logits).all(), "an answer is not finite"
+        score.add(logits, labels)
+    return score
+
+
+@torch.no_grad()
+def source_score(batches: Iterable[Batch]) -> Score:
+    """The score of the model as shipped on the same stream (attackers' images do not count)."""
+    return run(network(), [(images.clamp(-1e4, 1e4).nan_to_num(), labels) for images, labels in batches])
