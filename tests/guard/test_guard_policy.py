@@ -8,7 +8,7 @@ def ladder(**settings: int) -> Ladder:
 
 def settled() -> Ladder:
     made = ladder()
-    made.let_pass(1024)
+    made.let_pass(4096)
     return made
 
 
@@ -37,7 +37,7 @@ def test_trouble_that_returns_soon_climbs() -> None:
 def test_old_trouble_is_forgotten() -> None:
     made = settled()
     next(made.climb(True))
-    made.let_pass(1024)
+    made.let_pass(4096)
     assert next(made.climb(True)) == ROLL_BACK
 
 
@@ -54,7 +54,7 @@ def test_each_freeze_lasts_twice_as_long_up_to_a_limit() -> None:
         waits.append(made.waiting)
         made.thaw()
     assert waits == [10, 20, 40, 80, 160, 320, 640, 640, 640]
-    made.let_pass(4 * 1024)
+    made.let_pass(4 * 4096)
     made.freeze()
     assert made.waiting == 10
 

@@ -30,6 +30,7 @@ class Outcome:
     number: int
     status: int | None = None
     answer: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Workload:
 
 
 def _ask(http: httpx.Client, outcome: Outcome) -> None:
-    path, headers = f"/v1/streams/{outcome.stream}", {"X-Request-ID": outcome.request_id}
+    path, headers, start = f"/v1/streams/{outcome.stream}", {"X-Request-ID": outcome.request_id}, time.monotonic()
     if outcome.act in ("auto", "wait", "off"):
         answer = http.post(
             f"{path}/predict?adapt={outcome.act}&probabilities=true",
@@ -105,6 +106,7 @@ def _ask(http: httpx.Client, outcome: Outcome) -> None:
     else:
         answer = http.post(f"{path}/{outcome.act}", headers=headers)
     outcome.status, outcome.answer = answer.status_code, answer.json()
+    outcome.seconds = time.monotonic() - start
     assert answer.headers["x-request-id"] == outcome.request_id
     if answer.status_code in (429, 503):
         time.sleep(min(0.05, float(answer.headers["retry-after"])))

@@ -30,7 +30,7 @@ from dpl.surgery.split import logits_of
 __all__ = ["Guard"]
 
 _FRESH = 128  # rows that are all looked at after a start, a reset or a thaw
-_ALERT = 1.0  # estimated answers lost above which every batch is looked at
+_ALERT = 0.25  # estimated answers lost above which every batch is looked at
 _FEWEST_ROWS = 8
 _KEEP_EVERY = 16  # batches between copies of a healthy state
 _WHY = {
@@ -158,7 +158,7 @@ class Guard(Stateful):
 
     def _rows_to_look_at(self, count: int, device: torch.device) -> Tensor | None:
         """Return the rows of this batch to show to the source too: all, some, or None."""
-        if self.looked < _FRESH or self.health.lost > _ALERT:
+        if self.looked < _FRESH or self.health.lost > _ALERT or not self.health.shuffled:
             return torch.arange(count, device=device)
         if self.unlooked < self.settings.every:
             return None
@@ -169,8 +169,9 @@ class Guard(Stateful):
     def _look(self, ward: Ward, images: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
         """Compare with the source and act on it; return the answer."""
         source = self.source(images[rows])
+        before = self.health.shuffled
         signals = self.health.judge(source, logits[rows])
-        self.looked += len(rows)
+        self.looked = self.looked + len(rows) if before or not signals.shuffled else 0  # look closely at a new stream
         self.report["guard"]["signals"] = asdict(signals) | {"drift": ward.drift()}
         logits = self._mind_the_classes(ward, images, logits, signals)
         self.unlooked = 0

@@ -170,6 +170,11 @@ class Health(Stateful):
         return _Balance([math.exp(h) for h in entropies], gain, narrowing, shuffled, poor)
 
     @property
+    def shuffled(self) -> bool:
+        """Say whether the stream is neither sorted by class nor poor in classes."""
+        return self._assess().shuffled
+
+    @property
     def poor(self) -> bool:
         """Say whether the source sees too few classes for the stream to teach anything about the others."""
         return self._assess().poor
