@@ -1,24 +1,41 @@
 """Chromium without a window, driven through its debugging pipe: no driver, no further package."""
 
+import base64
 import fcntl
 import json
 import os
 import select
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
 KEYS = {"Tab": 9, "Enter": 13}
+
+
+@cache
+def chromium() -> str | None:
+    """The browser; where it is missing and this is a root's Debian (a container, as a rule) it is installed."""
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in ("apt-get update", "apt-get install -y --no-install-recommends chromium"):
+            with suppress(subprocess.TimeoutExpired):
+                subprocess.run(command.split(), env=environment, capture_output=True, timeout=200, check=False)
+        found = shutil.which("chromium")
+    return found
 
 
 class Browser:
     """One tab of one browser."""
 
-    def __init__(self, profile: Path) -> None:
+    def __init__(self, program: str, profile: Path) -> None:
         commands, self._to = os.pipe()
         self._from, answers = os.pipe()
         options = (
@@ -28,10 +45,7 @@ class Browser:
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (commands, answers)]
         quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (1, 2)]
         pipes = [(os.POSIX_SPAWN_DUP2, fd, place) for fd, place in zip(high, (3, 4), strict=True)]
-        assert CHROMIUM is not None
-        self._process = os.posix_spawn(
-            CHROMIUM, [CHROMIUM, *options.split()], os.environ, file_actions=[*quiet, *pipes]
-        )
+        self._process = os.posix_spawn(program, [program, *options.split()], os.environ, file_actions=[*quiet, *pipes])
         for fd in (commands, answers, *high):
             os.close(fd)
         self._rest, self._count, self._session = b"", 0, ""
@@ -74,6 +88,8 @@ class Browser:
             self.requests.append(facts["request"]["url"])
         elif method == "Runtime.exceptionThrown":
             self.complaints.append(facts["exceptionDetails"]["text"])
+        elif method == "Runtime.consoleAPICalled" and facts["type"] in ("error", "assert"):
+            self.complaints.append(str(facts["args"]))
         elif method == "Log.entryAdded" and facts["entry"]["level"] == "error":
             self.complaints.append(facts["entry"]["text"])
         elif method == "Page.javascriptDialogOpening":
@@ -92,6 +108,17 @@ class Browser:
         while not (self.value(condition) if isinstance(condition, str) else condition()):
             assert time.monotonic() < end, f"{condition}: {self.value('document.body.innerText')} {self.complaints}"
             self._next(0.05)
+
+    def resize(self, width: int, height: int) -> None:
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def dress(self, scheme: str) -> None:
+        """Prefer `light` or `dark`."""
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def picture(self) -> bytes:
+        """The page as PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
     def press(self, key: str) -> None:
         facts = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], "text": "\r" if key == "Enter" else ""}

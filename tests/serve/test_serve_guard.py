@@ -1,9 +1,11 @@
 """The guard in service: what it does is answered, counted, remembered with the stream, and moved with it."""
 
+import argparse
 from pathlib import Path
 
+import pytest
 import torch
-from live import Live, adaptive, assert_same_state, batch, live, raw
+from live import Live, adaptive, assert_same_state, batch, live, network, raw
 
 
 def poisoned(number: int) -> torch.Tensor:
@@ -77,3 +79,17 @@ def test_a_collapsed_stream_is_answered_by_the_source(tmp_path: Path) -> None:
         wanted = source.predict(batch(11)).softmax(1)
         got = torch.tensor([row["probabilities"] for row in answer["predictions"]])
         assert (got.argmax(1) == wanted.argmax(1)).float().mean() >= 0.75
+
+
+@pytest.mark.parametrize(("options", "guarded"), [([], True), (["--no-guard"], False)])
+def test_the_guard_is_on_unless_told_otherwise_and_shown(tmp_path: Path, options: list[str], guarded: bool) -> None:
+    from dpl.cli import serve
+
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    args = parser.parse_args(["--model", "debug_cnn", "--method", "tent", *options])
+    assert (serve._maker(args, network())().guard is not None) == guarded
+    with live(tmp_path, guard=guarded) as server:
+        assert (server.good("GET", "/v1/server")["guard"] is not None) == guarded
+        server.predict("cam", 1, adapt="wait")
+        assert ("counts" in server.status("cam")["guard"]) == guarded

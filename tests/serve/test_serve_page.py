@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Browser
-from live import live
+from browser import Browser, chromium
+from live import batch, live, raw
 
 from dpl.serve.security import Tokens
 
 SECRET = "a-long-enough-secret"
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+INSIDE = "(b) => b.getBoundingClientRect().right <= document.querySelector('.scroll').getBoundingClientRect().right"
 
 
 @pytest.mark.parametrize("name", ["page.html", "docs.html"])
@@ -37,7 +37,10 @@ def test_the_policy_allows_the_pages_own_script_alone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def browser(tmp_path: Path):
-    running = Browser(tmp_path / "profile")
+    program = chromium()
+    if program is None:
+        pytest.skip("Chromium is not installed and cannot be: that needs root and apt-get")
+    running = Browser(program, tmp_path / "profile")
     yield running
     running.close()
 
@@ -54,7 +57,6 @@ def tab_to(browser: Browser, label: str) -> None:
     raise AssertionError(f"{label} cannot be reached by keyboard")
 
 
-@needs_chromium
 def test_streams_are_shown_live_and_steered_by_keyboard(tmp_path: Path, browser: Browser) -> None:
     with live(tmp_path / "state") as server:
         for number in range(3):
@@ -72,7 +74,12 @@ def test_streams_are_shown_live_and_steered_by_keyboard(tmp_path: Path, browser:
         tab_to(browser, "snapshot cam-1")
         browser.press("Enter")
         browser.wait(lambda: [s["kind"] for s in server.status("cam-1")["snapshots"]] == ["manual"])
+        browser.wait("document.getElementById('message').innerText.includes('snapshot of cam-1 done')")
         assert browser.value("document.activeElement.getAttribute('aria-label')") == "snapshot cam-1"
+        server.predict("cam-1", 3, adapt="wait")
+        tab_to(browser, "rollback cam-1")
+        browser.press("Enter")  # and yes to the question
+        browser.wait(lambda: server.status("cam-1")["version"] == 3)
         tab_to(browser, "reset cam-1")
         browser.press("Enter")  # and yes to the question
         browser.wait(lambda: server.status("cam-1")["version"] == 0)
@@ -83,19 +90,31 @@ def test_streams_are_shown_live_and_steered_by_keyboard(tmp_path: Path, browser:
         assert not browser.complaints
 
 
-@needs_chromium
-def test_light_and_dark(tmp_path: Path, browser: Browser) -> None:
-    with live(tmp_path / "state") as server:
+@pytest.mark.parametrize("width", [400, 1600])
+def test_everything_is_in_sight_in_light_and_dark(tmp_path: Path, browser: Browser, width: int) -> None:
+    """No sideways scrolling, no button outside the window, what the guard did is told."""
+    with live(tmp_path / "state", guard=True) as server:
+        images = batch(1)
+        images[0] *= 1e5
+        server.good("POST", "/v1/streams/a-camera-with-quite-a-long-name-42/predict?adapt=wait", **raw(images))
         colours = []
+        browser.resize(width, 900)
         for scheme in ("light", "dark"):
-            browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            browser.dress(scheme)
             browser.open(str(server.http.base_url))
-            browser.wait("document.readyState === 'complete' && document.body.innerText.includes('No stream yet')")
+            browser.wait("document.querySelectorAll('td.actions button').length === 3")
+            text = browser.value("document.body.innerText")
+            assert "guard on" in text
+            assert "set aside 1" in text
+            assert browser.value("document.documentElement.scrollWidth") <= width
+            assert browser.value("document.querySelector('.scroll').scrollWidth") <= width
+            assert browser.value(f"[...document.querySelectorAll('td.actions button')].every({INSIDE})")
             colours.append(browser.value("getComputedStyle(document.body).backgroundColor"))
+            assert browser.picture().startswith(b"\x89PNG")
         assert colours == ["rgb(251, 251, 250)", "rgb(21, 23, 26)"]
+        assert not browser.complaints
 
 
-@needs_chromium
 def test_the_page_asks_for_a_token_and_the_api_is_described(tmp_path: Path, browser: Browser) -> None:
     with live(tmp_path / "state", token=SECRET, tokens=Tokens([(SECRET, "")])) as server:
         server.predict("cam-1", 1)
