@@ -16,7 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.errors import SettingError
 
-__all__ = ["Batch", "Blend", "NormControl", "Recall", "Rule", "Running", "Track", "install", "parse_norm", "uninstall"]
+__all__ = [
+    "Batch", "Blend", "Chosen", "NormControl", "Recall", "Rule", "Running", "Track", "blend", "install", "parse_norm",
+    "uninstall",
+]  # fmt: skip
 
 Forward = Callable[[Tensor], Tensor]
 _following: dict[type[_BatchNorm], type[_BatchNorm]] = {}  # one subclass for each kind of layer
@@ -96,6 +99,17 @@ class Track:
             return Running()(layer, forward, x, control)
         with _shadow(layer, training=True):
             return forward(x)
+
+
+@dataclass
+class Chosen:
+    """A blend whose share is chosen while the stream runs (`norm="auto"`); every network that holds it follows."""
+
+    share: float = 0.0
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Normalise by the blend of the moment."""
+        return blend(self.share)(layer, forward, x, control)
 
 
 @dataclass(frozen=True)
@@ -178,15 +192,23 @@ def uninstall(module: nn.Module) -> None:
             layer.__dict__.pop("norm_control", None)
 
 
+def blend(share: float) -> Rule:
+    """Return the rule that takes this share, 0 to 1, of the statistics from the batch."""
+    return Running() if share == 0 else Batch() if share == 1 else Blend(float(share))
+
+
 def parse_norm(norm: str | float) -> Rule:
-    """Return the rule for a `norm` setting: "running", "batch", "track" or a share of batch statistics in 0..1."""
+    """Return the rule for a `norm` setting: "running", "batch", "track", "auto" or a share of batch statistics."""
     if isinstance(norm, (int, float)) and not isinstance(norm, bool) and 0 <= norm <= 1:
-        return Running() if norm == 0 else Batch() if norm == 1 else Blend(float(norm))
+        return blend(norm)
+    if norm == "auto":
+        return Chosen()
     if isinstance(norm, str) and norm in _NAMED:
         return _NAMED[norm]
     raise SettingError(
         f"norm={norm!r}: expected 'running' (source statistics), 'batch' (the batch's own), 'track' (the batch's, "
-        "which also move the running ones) or a number from 0 to 1 (the batch's share in a blend)"
+        "which also move the running ones), a number from 0 to 1 (the batch's share in a blend) or 'auto' (that share "
+        "chosen from the stream)"
     )
 
 
