@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +121,7 @@ class Last(Mapping[str, Any]):
 class AdaptiveModel(nn.Module):
     """A classifier that adapts while it predicts. Made by `dpl.adapt`."""
 
+    network_class: ClassVar[type[Network]] = Network
     model: nn.Module
 
     def __init__(
@@ -142,7 +143,7 @@ class AdaptiveModel(nn.Module):
         self.guard = None if guarded is None else Guard(guarded, model)
         self.settings = make_settings(kind.settings_class, method, settings)
         self._kind = kind
-        self._network = Network(model, classifier=classifier, needs_classifier=kind.info.needs_classifier)
+        self._network = self.network_class(model, classifier=classifier, needs_classifier=kind.info.needs_classifier)
         self.model = self._network.module
         self.fingerprint = _fingerprint(self.model)
         self._source = _as_batches(source)
