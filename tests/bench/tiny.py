@@ -94,7 +94,7 @@ def unit_of(root: Path, dataset: str, method: str = "source", **fields) -> tuple
     )
 
 
-TIMES = ("seconds_per_image", "prepare_seconds")
+TIMES = ("seconds_per_image", "prepare_seconds", "peak_bytes")
 
 
 def without_times(rows: list[dict]) -> list[dict]:

@@ -1,6 +1,7 @@
 """One pass over a stream: predict each batch when it comes, adapt, count."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpl.adapter import AdaptiveModel
+from dpl.costs import Work
 
 __all__ = ["OnlineResult", "evaluate"]
 
@@ -26,6 +28,8 @@ class OnlineResult:
     updates: int = 0
     batches: int = 0
     seconds: float = 0.0  # inside the model, without loading
+    reasons: Counter[str] = field(default_factory=Counter)  # why batches brought no update
+    work: Work = field(default_factory=Work)
 
     @property
     def correct(self) -> NDArray[np.bool_]:
@@ -53,14 +57,18 @@ def evaluate(
     result = OnlineResult()
     for images, labels in batches:
         start = time.perf_counter()
-        logits = model(images)
+        with result.work.counted(len(images)):
+            logits = model(images)
         result.seconds += time.perf_counter() - start
         top, predicted = torch.softmax(logits.float(), dim=1).max(dim=1)
         result.predictions += predicted.tolist()
         result.confidences += top.tolist()
         result.labels += labels.tolist()
         result.batches += 1
-        result.updates += bool(model.last.get("updated", False))
+        if model.last.get("updated", False):
+            result.updates += 1
+        else:
+            result.reasons[str(model.last.get("reason", "no reason was given"))] += 1
         if on_batch is not None:
             on_batch(result)
     return result

@@ -18,6 +18,7 @@ from dpl.bench.context import Context, Prepared
 from dpl.bench.images import Part, open_parts, segment_batches
 from dpl.bench.online import OnlineResult, evaluate
 from dpl.bench.spec import Unit
+from dpl.costs import forget_peak, peak_memory
 from dpl.data import Batch
 from dpl.errors import DataError
 from dpl.streams import Segment, plan
@@ -26,6 +27,7 @@ __all__ = ["Outcome", "Record", "run_unit"]
 
 Record = dict[str, Any]
 OnBatch = Callable[[OnlineResult], None]
+_REASONS = 8  # kept of those for which batches brought no update
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ def run_unit(unit: Unit, context: Context, on_batch: OnBatch | None = None) -> O
     for number, segment in enumerate(segments):
         if segment.reset_before:
             prepared.model.reset()
+        forget_peak()
         reader = _Reader(segment_batches(segment, parts, unit, context))
         result = evaluate(prepared.model, reader, on_batch)
         if not result.labels:
@@ -121,9 +124,12 @@ def _segment_record(
         "batches": result.batches,
         "updates": result.updates,
         "skipped": result.batches - result.updates,
+        "skipped_because": dict(result.reasons.most_common(_REASONS)),
         "unreadable": len(reader.failed),
         "unreadable_first": [": ".join(entry) for entry in reader.failed[:3]],
         "seconds_per_image": result.seconds / len(labels),
+        "gflops_per_image": result.work.gflops_per_image,
+        "peak_bytes": peak_memory(),
     }
 
 
@@ -132,6 +138,7 @@ def _shared(unit: Unit, parts: Sequence[Part], prepared: Prepared) -> Record:
     model, names = prepared.model, prepared.model.trainable
     return {
         "unit": unit.key,
+        "classes": list(parts[0].images.classes),
         "regenerated": unit.corrupt is not None,
         "output": getattr(model.settings, "output", "before"),
         "norm": model.settings.norm,

@@ -83,6 +83,7 @@ def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "St
 
     from dpl.bench import Context, run_cases, run_in_processes
     from dpl.bench.images import check_data
+    from dpl.bench.plans import Plan, write_plan
     from dpl.cli.live import watched
     from dpl.training import keep_freed_memory
 
@@ -93,6 +94,7 @@ def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "St
     context = Context(args.data, grid.files, cache=cache, decoded=args.cache, workers=1)
     for note in check_data([unit for case in cases for unit in case.units()], context):
         warn(f"note: {note}")
+    write_plan(store.root, Plan(grid.title, str(args.data.resolve()), tuple(cases)))
     with watched(grid.title, cases, store, quiet=args.json) as on_event:
         if args.workers > 1:
             return run_in_processes(cases, store, context, args.workers, threads, on_event)

@@ -10,6 +10,8 @@ import torch
 from dpl.bench import Case, Context, Store, case_rows, run_cases, run_in_processes
 from dpl.bench.gridfile import Section
 from dpl.bench.images import check_data
+from dpl.bench.plans import Plan as Asked
+from dpl.bench.plans import write_plan
 from dpl.bench.selection import complete
 from dpl.data.folders import some
 from dpl.errors import DataError
@@ -81,6 +83,7 @@ def _problem(case: Case, context: Context, notes: dict[str, None]) -> DataError 
 
 def _run(plan: Plan, cases: Sequence[Case], store: Store, context: Context, request: Request) -> dict[str, str]:
     torch.set_num_threads(request.threads)
+    write_plan(store.root, Asked(plan.title, str(request.data.resolve()), tuple(cases)))
     with request.watch(plan.title, cases, store) as on_event:
         if request.workers > 1:
             return run_in_processes(cases, store, context, request.workers, request.threads, on_event)
