@@ -45,7 +45,9 @@ class Browser:
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (commands, answers)]
         quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (1, 2)]
         pipes = [(os.POSIX_SPAWN_DUP2, fd, place) for fd, place in zip(high, (3, 4), strict=True)]
-        self._process = os.posix_spawn(program, [program, *options.split()], os.environ, file_actions=[*quiet, *pipes])
+        profile.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, "TMPDIR": str(profile)}  # or it would litter the common one
+        self._process = os.posix_spawn(program, [program, *options.split()], environment, file_actions=[*quiet, *pipes])
         for fd in (commands, answers, *high):
             os.close(fd)
         self._rest, self._count, self._session = b"", 0, ""

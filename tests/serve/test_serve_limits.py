@@ -2,38 +2,22 @@
 
 import io
 import socket
-import struct
 import threading
 import time
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hostile import MEGABYTE, png
 from live import Live, batch, live, raw, wait_for
 from PIL import Image
-
-MEGABYTE = 2**20
 
 
 def resident() -> int:
     """Bytes of memory that this process, and so the server in it, really uses."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(width: int, height: int, rows: int) -> bytes:
-    """A grey PNG whose header promises `width` x `height` pixels and whose data has `rows` rows, all black."""
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    packer = zlib.compressobj(9)
-    row = bytes(width + 1)
-    data = b"".join(packer.compress(row) for _ in range(rows)) + packer.flush()
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> bytes:

@@ -64,7 +64,10 @@ def class_names(path: Path | None) -> list[str] | None:
     """Read class names, one a line."""
     if path is None:
         return None
-    names = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    try:
+        names = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"--classes {path}: expected a text file, one class name a line") from error
     if not names or len(set(names)) != len(names):
         raise DataError(f"--classes {path}: expected one distinct class name a line; found {len(names)} lines")
     return names

@@ -46,9 +46,14 @@ class Tokens:
     @classmethod
     def from_file(cls, path: Path) -> "Tokens":
         """Read `TOKEN [STREAM_PREFIX]` lines; empty ones and those that start with # do not count."""
-        lines = [line.split() for line in path.read_text().splitlines() if line.strip() and line.strip()[0] != "#"]
+        expected = f"{path}: expected lines of the form TOKEN [STREAM_PREFIX]"
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError as error:
+            raise SettingError(f"{expected}, not a binary file") from error
+        lines = [line.split() for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
         if not lines or any(len(words) > 2 for words in lines):
-            raise SettingError(f"{path}: expected lines of the form TOKEN [STREAM_PREFIX]")
+            raise SettingError(expected)
         return cls([(words[0], words[1] if len(words) == 2 else "") for words in lines])
 
     def access(self, header: str) -> Access | None:
