@@ -26,7 +26,7 @@ class DPLDaggerSettings(MemorySettings, style="two_pass"):
     "dpl_dagger",
     paper="Wang et al., Decoupled Prototype Learning, 2024 (Eq. 7 to 10)",
     updates="all parameters, class memory",
-    passes="2 forward, 1 backward (1 forward with carry_over)",
+    passes="1 forward, 1 more of the confident from the first stage on, 1 backward",
     needs_classifier=True,
 )
 class DPLDagger(DPL[DPLDaggerSettings]):

@@ -75,9 +75,9 @@ class PrototypeMethod(GradientMethod[P], Generic[P]):
         """Predict, label, restyle if asked, update."""
         for _ in range(self.settings.steps):
             with torch.enable_grad():
-                out, styled = self.styling.first_pass(images)
+                out = self.styling.first_pass(images)
                 labels = confident_labels(out.logits, self.settings.confidence)
-                features, all_labels = self.styling.double(out, labels, styled)
+                features, all_labels = self.styling.double(out, labels)
                 objective = self.prototype_loss(features, all_labels, len(labels))
                 objective.facts["confident"] = (labels >= 0).float().mean()
                 self.update(objective, out)

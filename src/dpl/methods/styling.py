@@ -1,14 +1,17 @@
 """Style transfer from samples with unconfident pseudo-labels (Eq. 8 to 10), in both of the paper's ways.
 
 `two_pass`: a first pass over the batch tells confident from unconfident; a second one shows the confident samples in
-the style of unconfident ones of the same batch. `carry_over`: unconfident images of the last batch ride along with
-the next one up to the style layer and lend their style to copies of all its samples, so one pass is enough.
+the style of unconfident ones of the same batch. `carry_over`: unconfident images of the last batch lend their style
+to the confident samples of the next.
 
-In both, BatchNorm statistics of a batch are those of its original images alone, so predictions are the same as
-without style transfer.
+Either way the second run starts at the style layer, from what the first one computed there (`surgery.replay`), and
+images that only lend their style run up to that layer, without a graph. BatchNorm statistics of a batch are those of
+its original images alone, so predictions are the same as without style transfer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,14 +20,24 @@ from dpl.methods.random import Random
 from dpl.methods.state import Stateful
 from dpl.objectives import restyle, style_statistics
 from dpl.surgery import Network, Pass
-from dpl.surgery.norm import Recall
-from dpl.surgery.style import find_style_layer, prefix_tokens
+from dpl.surgery.norm import Recall, Running
+from dpl.surgery.replay import Outputs, Replay
+from dpl.surgery.style import find_style_layer, prefix_tokens, run_up_to
 
 __all__ = ["STYLES", "STYLE_SOURCES", "StyleTransfer"]
 
 STYLES = ("off", "two_pass", "carry_over")
 STYLE_SOURCES = ("unconfident", "all", "confident")
 Statistics = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class _FirstPass:
+    """What the second run of a batch needs of the first."""
+
+    maps: Tensor  # at the style layer
+    statistics: Recall  # what each BatchNorm layer used; empty where that is the source's
+    outputs: Outputs | None  # of everything up to the style layer, if the network can start there
 
 
 class StyleTransfer(Stateful):
@@ -35,30 +48,27 @@ class StyleTransfer(Stateful):
     def __init__(self, network: Network, kind: str, layer: str | None, lenders: str, random: Random) -> None:
         super().__init__()
         self.network, self.kind, self.lenders, self.random = network, kind, lenders, random
-        self.layer = "" if kind == "off" else find_style_layer(network.module, layer)
-        self.prefix = 0 if kind == "off" else prefix_tokens(network.module)
-        self._first: tuple[Statistics, Recall] | None = None
+        if kind != "off":
+            self.layer = find_style_layer(network.module, layer)
+            self.prefix = prefix_tokens(network.module)
+            self.replay = Replay(network.module, self.layer)
+        self._first: _FirstPass | None = None
         self.declare(carried=None)
 
-    def first_pass(self, images: Tensor) -> tuple[Pass, Pass | None]:
-        """Run the batch; return its pass, and that of restyled copies of all its images if they rode along."""
-        if self.kind == "two_pass":
-            return self._watched_pass(images), None
-        if self.kind == "carry_over" and self.carried is not None and self.carried.shape[1:] == images.shape[1:]:
-            return self._joint_pass(images, self.carried.to(images))
-        return self.network(images), None
+    def first_pass(self, images: Tensor) -> Pass:
+        """Run the batch, and keep what a second run will need."""
+        if self.kind == "off" or (self.kind == "carry_over" and not self._lenders_for(images)):
+            return self.network(images)
+        return self._watched_pass(images)
 
-    def double(self, out: Pass, labels: Tensor, styled: Pass | None) -> tuple[Tensor, Tensor]:
+    def double(self, out: Pass, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features and labels of the batch, followed by those of its restyled confident samples."""
-        if self.kind == "two_pass":
-            chosen = (labels >= 0).nonzero().squeeze(1)
-            donors = self._lending(labels).nonzero().squeeze(1)
-            if len(chosen) and len(donors):
-                styled = self._second_pass(out.images[chosen], donors[self.random.integers(len(donors), len(chosen))])
-                return torch.cat([out.z, styled.z]), torch.cat([labels, labels[chosen]])
-        if styled is None:
+        chosen = (labels >= 0).nonzero().squeeze(1) if self._first is not None else labels[:0]
+        style = self._styles(labels, len(chosen)) if len(chosen) else None
+        if style is None or self._first is None:
             return out.z, labels
-        return torch.cat([out.z, styled.z]), torch.cat([labels, labels])
+        styled = self._second_pass(out.images, chosen, style, self._first)
+        return torch.cat([out.z, styled]), torch.cat([labels, labels[chosen]])
 
     def carry(self, images: Tensor, labels: Tensor) -> None:
         """Keep the images that lend their style to the next batch."""
@@ -67,48 +77,67 @@ class StyleTransfer(Stateful):
             lending = images[self._lending(labels)].detach()
             self.carried = lending if len(lending) else None
 
+    def _lenders_for(self, images: Tensor) -> bool:
+        return self.carried is not None and self.carried.shape[1:] == images.shape[1:]
+
     def _lending(self, labels: Tensor) -> Tensor:
         if self.lenders == "all":
             return torch.ones_like(labels, dtype=torch.bool)
         return labels < 0 if self.lenders == "unconfident" else labels >= 0
 
     def _watched_pass(self, images: Tensor) -> Pass:
-        """Run the batch and remember each image's style and each BatchNorm layer's statistics."""
-        seen: list[Statistics] = []
+        """Run the batch and remember its maps, each BatchNorm layer's statistics, and what the prefix gave."""
+        seen: list[Tensor] = []
 
         def look(maps: Tensor) -> Tensor:
-            seen.append(style_statistics(self._styled_part(maps)))
+            seen.append(maps)
             return maps
 
-        with self.network.norm.recording() as recorded:
+        with self.network.norm.using(Running()):
+            replayed = self.replay.possible(images)
+        with self.network.norm.recording() as statistics, self.replay.recording(images) as outputs:
             out = self.network(images, at=self.layer, change=look)
-        self._first = seen[-1], Recall(recorded)
+        self._first = _FirstPass(seen[-1], Recall(statistics), outputs if replayed else None)
         return out
 
-    def _second_pass(self, images: Tensor, donors: Tensor) -> Pass:
+    def _styles(self, labels: Tensor, count: int) -> Statistics | None:
+        """Draw a lender for each of `count` samples and return their styles, or None without any lender."""
         if self._first is None:
-            raise RuntimeError("the second pass needs the first one's styles")
-        (mean, deviation), recall = self._first
-        change = self._on_patches(lambda maps: restyle(maps, mean[donors], deviation[donors]))
-        if not recall.statistics:  # running statistics: the rule in force gives the same
-            return self.network(images, at=self.layer, change=change)
-        with self.network.norm.using(recall):
-            return self.network(images, at=self.layer, change=change)
+            return None
+        if self.kind == "two_pass":
+            lenders = self._lending(labels).nonzero().squeeze(1)
+            if not len(lenders):
+                return None
+            drawn = lenders[self.random.integers(len(lenders), count)]
+            maps = self._first.maps
+        else:
+            lenders = self.carried if self.carried is not None else labels[:0]
+            picks = self.random.integers(len(lenders), count)
+            used, drawn = picks.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            maps = self._maps_of(lenders[used], self._first)
+        mean, deviation = style_statistics(self._styled_part(maps))
+        return mean[drawn], deviation[drawn]
 
-    def _joint_pass(self, images: Tensor, lenders: Tensor) -> tuple[Pass, Pass]:
-        """Run [batch; lenders] up to the style layer and [batch; restyled batch] from there on."""
-        size = len(images)
-        donors = size + self.random.integers(len(lenders), size)
+    @torch.no_grad()
+    def _maps_of(self, images: Tensor, first: _FirstPass) -> Tensor:
+        """Run images of the last batch up to the style layer, normalised as the batch at hand."""
+        with self._as_in(first):
+            return run_up_to(self.network.module, self.layer, images)
 
-        def replace(maps: Tensor) -> Tensor:
-            mean, deviation = style_statistics(self._styled_part(maps))
-            copies = self._on_patches(lambda own: restyle(own, mean[donors], deviation[donors]))(maps[:size])
-            return torch.cat([maps[:size], copies])
+    def _second_pass(self, images: Tensor, chosen: Tensor, style: Statistics, first: _FirstPass) -> Tensor:
+        """Return the features of the chosen images in the given styles."""
+        change = self._on_patches(lambda maps: restyle(maps, *style))
+        with self._as_in(first):
+            if first.outputs is None:
+                return self.network(images[chosen], at=self.layer, change=change).z
+            with self.replay.starting_with(change(first.maps[chosen]), first.outputs):
+                return self.network(images).z
 
-        with self.network.norm.using(rows=size):
-            both = self.network(torch.cat([images, lenders]), at=self.layer, change=replace)
-        joint = Pass(torch.cat([images, images]), both.logits, both.features)
-        return joint[:size], joint[size:]
+    @contextmanager
+    def _as_in(self, first: _FirstPass) -> Iterator[None]:
+        """Normalise as in the first pass; under running statistics the rule in force does."""
+        with self.network.norm.using(first.statistics if first.statistics.statistics else None):
+            yield
 
     def _styled_part(self, maps: Tensor) -> Tensor:
         return maps[:, self.prefix :] if maps.ndim == 3 else maps
