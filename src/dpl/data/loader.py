@@ -106,6 +106,7 @@ def training_batches(
     per_domain: int = 32,
     seed: int = 0,
     start_step: int = 0,
+    rows: slice | None = None,
     workers: int = 0,
     prefetch: int = 2,
     on_error: str = "raise",
@@ -113,14 +114,19 @@ def training_batches(
     """Yield batches without end: `per_domain` images of each set, drawn with replacement, the sets one after the other.
 
     Step k depends on the seed and k alone, so that a run resumed with `start_step` k goes on as if never stopped.
+    With `rows` only these rows of each batch are read: others are some other process's.
     """
     _check(workers=workers, prefetch=prefetch, on_error=on_error, per_domain=per_domain)
     if seed < 0 or start_step < 0:
         raise SettingError(f"seed={seed}, start_step={start_step}: expected whole numbers from 0")
     if not sets or any(len(image_set) == 0 for image_set in sets):
         raise SettingError(f"sets: {[len(image_set) for image_set in sets]} images; expected at least one in each")
-    steps = (_draw(sets, per_domain, seed, step) for step in count(start_step))
-    return _decoded(steps, transform, per_domain * len(sets), workers, prefetch, on_error)
+    whole = range(per_domain * len(sets))
+    size = len(whole if rows is None else whole[rows])
+    if size == 0:
+        raise SettingError(f"rows={rows}: none of the {len(whole)} images of a batch")
+    steps = (_draw(sets, per_domain, seed, step)[rows or slice(None)] for step in count(start_step))
+    return _decoded(steps, transform, size, workers, prefetch, on_error)
 
 
 def _check(*, on_error: str, workers: int, prefetch: int, **sizes: int) -> None:

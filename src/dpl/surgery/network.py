@@ -50,6 +50,9 @@ class Pass:
 class Network:
     """A deep copy of the caller's classifier in evaluation mode, its BatchNorm layers under one control."""
 
+    parted = False
+    """Whether layers see some rows of a batch only, the others being run elsewhere (dpl.distributed)."""
+
     def __init__(self, model: nn.Module, *, classifier: str | None = None, needs_classifier: bool = False) -> None:
         self.module = private_copy(model).eval()
         self.norm: NormControl = install(self.module)
