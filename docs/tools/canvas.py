@@ -13,7 +13,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 __all__ = ["CARD", "CLASSES", "INK", "MUTED", "PULL", "PUSH", "SOFT", "arrow", "board", "box", "save", "write"]
 
-Point = tuple[float, float] | list[float]
+Point = tuple[float, float]
 
 # Okabe and Ito's palette: told apart by colour-blind readers. Every class also has a marker of its own.
 INK, MUTED, SOFT, CARD = "#1b1f24", "#5b6471", "#d5dae0", "#fefefe"
@@ -25,7 +25,7 @@ _DARK = {
     INK: "#e8eaed", MUTED: "#a9b1bb", SOFT: "#454c55", CARD: "#22262c", "#0072b2": "#5ab4e8", "#d55e00": "#f5924e",
     "#009e73": "#3cc79c", PULL: "#5bb5e9", PUSH: "#f6934f",
 }  # fmt: skip
-_STYLE = {
+_STYLE: dict[str, Any] = {
     "font.size": 11,
     "text.color": INK,
     "axes.edgecolor": MUTED,
@@ -41,7 +41,7 @@ _STYLE = {
 
 def board(columns: int, width: float, height: float, *, drawing: bool = True) -> tuple[Any, list[Any]]:
     """Return a figure with `columns` panels side by side; without axes where it is a drawing and not a diagram."""
-    mpl.rcParams.update(_STYLE)
+    plt.style.use(_STYLE)
     figure, grid = plt.subplots(1, columns, figsize=(width, height), layout="constrained", squeeze=False)
     for axis in grid.flat:
         axis.spines[["top", "right"]].set_visible(False)
@@ -67,7 +67,7 @@ def arrow(
     **more: Any,
 ) -> None:
     """Draw an arrow."""
-    style = {"arrowstyle": "-|>", "mutation_scale": 9 + 2 * width, "shrinkA": 3, "shrinkB": 3} | more
+    style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 9 + 2 * width, "shrinkA": 3, "shrinkB": 3} | more
     axis.add_patch(FancyArrowPatch(start, end, color=colour, linewidth=width, **style))
 
 

@@ -87,12 +87,12 @@ def _view(axis: Any, title: str, loss: Loss) -> None:
     axis.plot(np.cos(turn), np.sin(turn), color=SOFT, linewidth=1.2, zorder=0)
     force = pulls(loss, unit(SAMPLES), unit(PROTOTYPES), LABELS, 0)
     pull, push = force.clamp(min=0) / force.clamp(min=0).sum(), force.clamp(max=0) / force.clamp(max=0).sum()
-    centre = (unit(PROTOTYPES)[0] * 0.5).tolist()
+    centre = tuple((unit(PROTOTYPES)[0] * 0.5).tolist())
     for place, strong, away in zip(unit(SAMPLES).tolist(), pull.tolist(), push.tolist(), strict=True):
         if strong > 0.002:
-            arrow(axis, centre, place, PULL, 1 + 6 * strong, shrinkA=8, shrinkB=9)
+            arrow(axis, centre, tuple(place), PULL, 1 + 6 * strong, shrinkA=8, shrinkB=9)
         if away > 0.01:
-            arrow(axis, place, centre, PUSH, 1 + 3 * away, shrinkA=9, shrinkB=9, linestyle=(0, (3, 2)))
+            arrow(axis, tuple(place), centre, PUSH, 1 + 3 * away, shrinkA=9, shrinkB=9, linestyle=(0, (3, 2)))
     _stars(axis)
     _dots(axis, pull)
 

@@ -138,7 +138,8 @@ def _statistics(axis: Any, images: tuple[Tensor, ...]) -> None:
 
 def _grid(size: int = 96) -> tuple[Tensor, Tensor]:
     line = torch.linspace(-1, 1, size)
-    return torch.meshgrid(line, line, indexing="xy")  # x to the right, y downwards
+    x, y = torch.meshgrid(line, line, indexing="xy")  # x to the right, y downwards
+    return x, y
 
 
 def _photograph() -> Tensor:
