@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from dpl.bench.regenerate import regenerated
+from dpl.bench.regenerate import corrupted_pixels, regenerated
 from dpl.bench.spec import Unit
 from dpl.data import Batch, ImageSet, batches, resize_crop, square, unchanged
 from dpl.data.facts import CORRUPTIONS, DOMAIN_FOLDERS, DOMAINNET126_COUNTS, EXTRA_CORRUPTIONS
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dpl.bench.context import Context
 
 __all__ = [
-    "CLEAN", "CORRUPTED", "DOMAINS", "Part", "check_data", "joined", "known_domains", "make_transform",
-    "open_parts", "part_of", "segment_batches",
+    "CLEAN", "CORRUPTED", "DOMAINS", "Part", "Streamed", "check_data", "joined", "known_domains", "make_transform",
+    "open_parts", "part_of", "segment_batches", "streamed_image",
 ]  # fmt: skip
 
 # Data sets by what their domains are.
@@ -104,6 +104,32 @@ def _domain(unit: Unit, context: "Context", name: str, severity: int | None) -> 
     benchmark, notes = context.open(unit.dataset, **options)
     image_set = benchmark[CLEAN.get(unit.dataset, name)]
     return image_set, list(benchmark.domains).index(name) if unit.dataset in DOMAINS else 0, notes
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """One image of a stream, seen again."""
+
+    image: Image.Image
+    name: str
+    label: int
+    classes: tuple[str, ...]
+
+
+def streamed_image(unit: Unit, context: "Context", domain: int, sample: int) -> Streamed:
+    """Return an image by the numbers under which a unit's predictions know it, corrupted as it was, not resized."""
+    levels: Sequence[int | None] = unit.severities or (None,)
+    name, severity = [(name, level) for level in levels for name in unit.domains][domain]
+    whole, _, _ = _domain(unit, context, name, severity)
+    if not 0 <= sample < len(whole):
+        raise DataError(f"{whole.name}: {len(whole):,} images, the run saw number {sample:,}: another data set")
+    if unit.corrupt is None or severity is None:
+        image = whole.load(sample)
+    else:
+        image = Image.fromarray(
+            corrupted_pixels(whole, sample, sample, make_transform(unit.transform), name, severity, unit.corrupt)
+        )
+    return Streamed(image, whole.where(sample), int(whole.labels[sample]), whole.classes)
 
 
 def part_of(size: int, part: str, index: int, seed: int, holdout: float) -> Indices:

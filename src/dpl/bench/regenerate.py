@@ -18,7 +18,7 @@ from dpl.data.corruptions.apply import is_small
 from dpl.data.sets import Arrays, ImageSet
 from dpl.data.transforms import Transform
 
-__all__ = ["regenerated"]
+__all__ = ["corrupted_pixels", "regenerated"]
 
 _FORMAT = 1
 _JPEG_QUALITY = 85  # as ImageNet-C was stored
@@ -38,7 +38,8 @@ def regenerated(
     path = cache / "regenerated" / f"{_key(chosen, positions, transform, name, severity, seed)}.npy"
     if not path.exists():
         rows = [
-            _corrupted(chosen, row, int(place), transform, name, severity, seed) for row, place in enumerate(positions)
+            corrupted_pixels(chosen, row, int(place), transform, name, severity, seed)
+            for row, place in enumerate(positions)
         ]
         _write(path, np.stack(rows))
     pixels = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -46,9 +47,10 @@ def regenerated(
     return ImageSet(title, clean.classes, chosen.labels, Arrays(pixels, origin=title))
 
 
-def _corrupted(
+def corrupted_pixels(
     chosen: ImageSet, row: int, place: int, transform: Transform, name: str, severity: int, seed: int
 ) -> Pixels:
+    """Return one image under a corruption; `place` is where it stands in the whole clean set."""
     pixels = transform.pixels(chosen.load(row))
     result = corrupt(pixels[None], name, severity, seed=seed, start=place)[0]
     return result if is_small(result) else _stored_as_jpeg(result)
