@@ -185,6 +185,9 @@ class AdaptiveModel(nn.Module):
             reason = f"a batch of {len(images)} is below the method's minimum of {self.method.info.min_batch}"
             self.method.facts = {"updated": False, "reason": reason}
             return self.method.predict(images).detach()
+        if not self.method.due():
+            self.method.facts = {"updated": False, "reason": "only some batches are learnt from (setting 'every')"}
+            return self.method.predict(images).detach()
         return self.method.step(images).detach()
 
     def _reins(self, images: Tensor) -> Ward:

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
 
 from dpl.distributed.exchange import part, unite
 from dpl.distributed.norm import Rows, pooled
@@ -21,9 +22,13 @@ class ParallelNetwork(Network):
     All that a method does with them (labels, losses, memories, random draws) happens in every process alike.
     """
 
+    starts_anywhere = False  # each process has the maps of its own rows only
+
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self.team = Team.current()
+        self.parted = True
+        self._handles: list[RemovableHandle] = []
 
     def __call__(
         self, images: Tensor, *, at: str | None = None, change: Callable[[Tensor], Tensor] | None = None
@@ -40,13 +45,8 @@ class ParallelNetwork(Network):
             else:
                 with at_layer(self.module, at, self._on_whole(change, rows)):
                     local = super().__call__(own)
-        features = None if local.features is None else self._united(local.features, rows.count)
-        return Pass(images, self._united(local.logits, rows.count), features)
-
-    def _united(self, own: Tensor, count: int) -> Tensor:
-        if own.requires_grad:
-            own.register_hook(self._meet_at_end)
-        return unite(own, self.team, count)
+        features = None if local.features is None else unite(local.features, self.team, rows.count)
+        return Pass(images, unite(local.logits, self.team, rows.count), features)
 
     def _on_whole(self, change: Callable[[Tensor], Tensor], rows: Rows) -> Callable[[Tensor], Tensor]:
         """Let `change` see the maps of the whole batch; it may return another number of rows."""
@@ -58,20 +58,13 @@ class ParallelNetwork(Network):
 
         return changed
 
-    def _meet_at_end(self, gradient: Tensor) -> Tensor:
-        """Have the gradients averaged when this backward pass is over; several passes over the network meet once."""
-        if not self._meeting:
-            self._meeting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._meet)
-        return gradient
+    def train_only(self, scope: str, start: str | None = None) -> dict[str, Parameter]:
+        """Make the parameters of `scope` trainable; their gradients are those of all processes from the start."""
+        chosen = super().train_only(scope, start)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = [parameter.register_hook(self._mean) for parameter in chosen.values()]
+        return chosen
 
-    _meeting = False
-
-    def _meet(self) -> None:
-        self._meeting = False
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        if not gradients:
-            return
-        mean = self.team.add(torch.cat([gradient.flatten() for gradient in gradients])) / self.team.size
-        for gradient, values in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(values.view_as(gradient))
+    def _mean(self, gradient: Tensor) -> Tensor:
+        return (self.team.add(gradient) / self.team.size).view_as(gradient)

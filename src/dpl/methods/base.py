@@ -39,6 +39,11 @@ class Objective:
     active: Tensor | None = None
     facts: dict[str, Fact] = field(default_factory=dict)
 
+    @property
+    def selected(self) -> Fact | None:
+        """The share of the batch that the loss learns from, where it was recorded."""
+        return self.facts.get("selected", self.facts.get("confident"))
+
     def __add__(self, other: Objective) -> Objective:
         """Add two losses; the sum is worth a step if either is."""
         both = None if self.active is None or other.active is None else self.active | other.active
@@ -70,6 +75,10 @@ class Method(Stateful, Generic[S]):
         """The parameters that this method trains, by name."""
         return {name: p for optimizer in self.optimizers.values() for name, p in optimizer.parameters.items()}
 
+    def due(self) -> bool:
+        """Count a batch, and say whether the method learns from it."""
+        return True
+
     def attach(self, source: Source | None) -> None:
         """Keep the source batches, for methods that read them at every step (also after a snapshot was loaded)."""
 
@@ -99,15 +108,24 @@ class GradientMethod(Method[G]):
     """Predict, compute a loss, step: `steps` times for each batch."""
 
     settings_class: ClassVar[type[Settings]] = GradientSettings
+    batches: int
 
     def __init__(self, network: Network, settings: G) -> None:
         super().__init__(network, settings)
+        self.declare(batches=0)
         self.terms: list[Term] = []
         self.optimizer = self.make_optimizer(self.select())
 
+    def due(self) -> bool:
+        """Say whether this batch is learnt from: every `every`-th one is, beginning with the first."""
+        if self.settings.every == 1:
+            return True  # nothing to count, and a batch that teaches nothing changes nothing
+        self.batches += 1
+        return (self.batches - 1) % self.settings.every == 0
+
     def select(self) -> dict[str, Parameter]:
         """Return the parameters that train; methods with modules of their own add those."""
-        return self.network.train_only(self.settings.scope)
+        return self.network.train_only(self.settings.scope, self.settings.start)
 
     def make_optimizer(self, parameters: dict[str, Parameter]) -> NamedOptimizer:
         """Return the optimizer that the settings ask for."""
@@ -140,10 +158,13 @@ class GradientMethod(Method[G]):
         total = self.total(objective, out)
         finite = total.value.detach().isfinite()
         active = finite if total.active is None else finite & total.active
+        if self.settings.least > 0 and total.selected is not None:
+            active = active & (torch.as_tensor(total.selected, device=active.device) >= self.settings.least)
         updated = self.optimizer.step(total.value, active)
         self.facts = {"loss": total.value.detach(), **total.facts, "updated": updated}
         if updated is False:  # known on the host
-            self.facts["reason"] = "no sample to learn from" if bool(finite) else "the loss is not finite"
+            few = "too few samples" if self.settings.least > 0 else "no sample"
+            self.facts["reason"] = f"{few} to learn from" if bool(finite) else "the loss is not finite"
 
     def total(self, objective: Objective, out: Pass) -> Objective:
         """Return the method's objective plus all added terms."""

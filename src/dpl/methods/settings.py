@@ -67,6 +67,13 @@ class GradientSettings(Settings):
     weight_decay: float = setting(0.0, "weight decay of the optimizer", low=0)
     steps: int = setting(1, "updates for each batch", low=1)
     scope: Literal["affine", "classifier", "features", "all"] = setting("affine", "what trains", choices=SCOPES)
+    start: str | None = setting(
+        None, "module before which nothing trains (in order of definition); what lies before it runs without a graph"
+    )
+    every: int = setting(1, "learn from every k-th batch and only predict the others", low=1)
+    least: float = setting(
+        0.0, "learn only where this share of a batch was selected, if the method selects", low=0, high=1
+    )
     output: Literal["before", "after"] = setting(
         "before", "return the prediction from before or after the last update", choices=("before", "after")
     )

@@ -94,7 +94,7 @@ class StyleTransfer(Stateful):
             return maps
 
         with self.network.norm.using(Running()):
-            replayed = self.replay.possible(images)
+            replayed = self.network.starts_anywhere and self.replay.possible(images)
         with self.network.norm.recording() as statistics, self.replay.recording(images) as outputs:
             out = self.network(images, at=self.layer, change=look)
         self._first = _FirstPass(seen[-1], Recall(statistics), outputs if replayed else None)

@@ -53,6 +53,8 @@ class Network:
     parted = False
     """Whether layers see some rows of a batch only, the others being run elsewhere (dpl.distributed)."""
 
+    starts_anywhere = True  # may be run again from one of its layers on (see `surgery.replay`)
+
     def __init__(self, model: nn.Module, *, classifier: str | None = None, needs_classifier: bool = False) -> None:
         self.module = private_copy(model).eval()
         self.norm: NormControl = install(self.module)
@@ -116,11 +118,11 @@ class Network:
         """The network's floating-point type."""
         return next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
 
-    def train_only(self, scope: str) -> dict[str, Parameter]:
-        """Make the parameters of `scope` trainable and all others not; return the trainable ones."""
+    def train_only(self, scope: str, start: str | None = None) -> dict[str, Parameter]:
+        """Make the parameters of `scope` (from the module `start` on) trainable, all others not; return those."""
         if scope in ("classifier", "features"):
             _ = self.classifier  # raises if there is none to tell apart
-        return select(self.module, scope, self.classifier_name)
+        return select(self.module, scope, self.classifier_name, start)
 
     def watch(self, images: Tensor) -> bool:
         """Run one image; confirm the classifier by it, and return False if another one was found and taken instead."""

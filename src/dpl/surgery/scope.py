@@ -12,8 +12,8 @@ SCOPES = ("affine", "classifier", "features", "all")
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-def select(module: nn.Module, scope: str, classifier: str | None) -> dict[str, Parameter]:
-    """Return the parameters of `scope` by name, and let gradients reach them alone."""
+def select(module: nn.Module, scope: str, classifier: str | None, start: str | None = None) -> dict[str, Parameter]:
+    """Return the parameters of `scope` (from the module `start` on) by name, and let gradients reach them alone."""
     head = set() if classifier is None else _below(module, [classifier])
     everything = {name for name, parameter in module.named_parameters() if parameter.is_floating_point()}
     chosen = {
@@ -22,14 +22,30 @@ def select(module: nn.Module, scope: str, classifier: str | None) -> dict[str, P
         "features": everything - head,
         "all": everything,
     }[scope]
+    if start is not None:
+        chosen = chosen & _from(module, start)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in chosen)
     if not chosen:
         raise ModelError(
             f"scope={scope!r} selects no parameter of this network"
+            + (f" from start={start!r} on" if start is not None else "")
             + ("; it has no affine normalisation layer: try scope='all'" if scope == "affine" else "")
         )
     return {name: parameter for name, parameter in module.named_parameters() if name in chosen}
+
+
+def _from(module: nn.Module, start: str) -> set[str]:
+    """Return the names of the parameters that are defined in the module `start` or after it."""
+    names = [name for name, _ in module.named_modules()]
+    if start not in names[1:]:
+        raise ModelError(f"start={start!r} is not a module of this network; it has {', '.join(names[1:13])}, ...")
+    kept, reached = set(), False
+    for owner, layer in module.named_modules():
+        reached = reached or owner == start
+        if reached:
+            kept |= {f"{owner}.{name}" for name, _ in layer.named_parameters(recurse=False)}
+    return kept
 
 
 def _below(module: nn.Module, owners: list[str]) -> set[str]:
