@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 from typing import Any
 
 from dpl.cli.console import print_json, print_table, progress
@@ -50,7 +51,8 @@ def run(args: argparse.Namespace) -> None:
     """Train, then print what was kept."""
     spec = TrainSpec(**{name: getattr(args, name) for name in _DEFAULTS})
     keep_freed_memory()
-    with progress("training", spec.steps, quiet=args.json) as advance:
+    helps = int(os.environ.get("RANK", "0")) > 0  # one of several processes that torchrun started: the first one tells
+    with progress("training", spec.steps, quiet=args.json or helps) as advance:
         done = 0
 
         def on_step(report: StepReport) -> None:
@@ -63,7 +65,8 @@ def run(args: argparse.Namespace) -> None:
             spec, data=args.data, out=args.out, on_step=on_step, workers=args.workers, cache=args.cache,
             save_every=args.save_every, device=args.device,
         )  # fmt: skip
-    _print(result, args.json)
+    if not helps:
+        _print(result, args.json)
 
 
 def _print(result: TrainResult, as_json: bool) -> None:

@@ -4,14 +4,17 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from dpl.data import Batch, batches, square, training, training_batches
+from dpl.data.sets import Indices
+from dpl.distributed import Team, started
 from dpl.errors import DataError, SettingError
 from dpl.streams import seed_hash
 from dpl.streams.domain import whole_number
@@ -92,25 +95,52 @@ def train(
     A run that was stopped goes on from its last save, which happens every `save_every` steps (default: whenever it
     validates), and ends with the same weights to the bit. `workers` threads read images, and `cache` is a folder for
     decoded ones: neither changes the result. `device` is by default the GPU where there is one.
+
+    Started by `torchrun`, all processes share each batch; the first one alone writes the folder and calls `on_step`.
     """
     every = whole_number("save_every", spec.eval_every if save_every is None else save_every, least=1)
-    place = _device(device)
-    sources = open_sources(spec, data, cache=cache, workers=workers)
-    asked = describe(spec, sources)
-    with opened(out) as folder, torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+    with ExitStack() as stack:
+        team = stack.enter_context(started(device))
+        place = _device(device, team)
+        sources = open_sources(spec, data, cache=cache, workers=workers)
+        stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
+        if team is not None and team.rank > 0:
+            return _help(spec, sources, team, place, Path(out), workers)
+        folder = stack.enter_context(opened(out))
+        asked = describe(spec, sources)
         record = folder.description() or asked
         check_same(record, asked, folder.path)
-        learner = Learner(spec, len(sources.classes), place)
+        learner = Learner(spec, len(sources.classes), place, team)
         run = _Run(spec, sources, learner, folder, workers, _restore(folder, learner))
+        if team is not None:
+            team.hear(asdict(run.progress))
+            team.hear_tensors(learner.state())
         if run.progress.step < spec.steps:
-            record["sessions"].append(session(run.progress.step, place) | {"fresh_head": learner.fresh_head})
+            record["sessions"].append(
+                session(run.progress.step, place)
+                | {"fresh_head": learner.fresh_head, "processes": 1 if team is None else team.size}
+            )
             folder.describe(record)
             run.go(every, on_step)
         return _finish(run.progress, folder, record)
 
 
-def _device(name: str | None) -> torch.device:
+def _help(spec: TrainSpec, sources: Sources, team: Team, place: torch.device, out: Path, workers: int) -> TrainResult:
+    """Do this process's share of a run whose folder the first process keeps."""
+    learner = Learner(spec, len(sources.classes), place, team)
+    progress = _Progress(**team.hear())
+    learner.load_state(team.hear_tensors())
+    _Run(spec, sources, learner, None, workers, progress).go(spec.steps, None)
+    best = progress.best()
+    return TrainResult(
+        out / "best.safetensors", best["step"], best["mean"], best["validation"], progress.seconds, progress.history
+    )
+
+
+def _device(name: str | None, team: Team | None) -> torch.device:
     try:
+        if team is not None and name is None and torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
         return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise SettingError(f"device={name!r}: no device of that name; expected cpu, cuda or cuda:N") from error
@@ -148,7 +178,8 @@ class _Run:
     spec: TrainSpec
     sources: Sources
     learner: Learner
-    folder: TrainFolder
+    folder: TrainFolder | None
+    """None in a process that helps another."""
     workers: int
     progress: _Progress
 
@@ -163,20 +194,21 @@ class _Run:
                 if _due(step, spec.eval_every, spec.steps):
                     self._validate(step)
                     progress.seconds = time.perf_counter() - began
-                if _due(step, save_every, spec.steps):
+                if self.folder is not None and _due(step, save_every, spec.steps):
                     self.folder.save({"progress": asdict(progress)}, self.learner.state())
                 if on_step is not None:
                     mean = progress.history[-1]["mean"] if progress.history else None
                     on_step(StepReport(step, spec.steps, loss, mean))
 
     def _drawn(self) -> Generator[Batch, None, None]:
-        sets = [domain.training for domain in self.sources.domains]
+        sets, team = [domain.training for domain in self.sources.domains], self.learner.team
         drawn = training_batches(
             sets,
             training(self.spec.size),
             per_domain=self.spec.per_domain,
             seed=self.spec.seed,
             start_step=self.progress.step,
+            rows=None if team is None else team.rows(self.spec.per_domain * len(sets)),
             workers=self.workers,
         )
         return cast(Generator[Batch, None, None], drawn)
@@ -194,8 +226,8 @@ class _Run:
         accuracies = {}
         for domain in self.sources.domains:
             plain = batches(
-                domain.validation, None, square(self.spec.size), _VALIDATION_BATCH, workers=self.workers,
-                on_error="raise",
+                domain.validation, self._own(len(domain.validation)), square(self.spec.size), _VALIDATION_BATCH,
+                workers=self.workers, on_error="raise",
             )  # fmt: skip
             accuracies[domain.name] = self.learner.accuracy(plain)
         mean = sum(accuracies.values()) / len(accuracies)
@@ -203,9 +235,16 @@ class _Run:
         entry = {"step": step, "loss": loss, "mean": mean, "validation": accuracies, "seconds": progress.seconds}
         progress.history.append(entry)
         progress.loss_sum, progress.loss_count = 0.0, 0
+        if self.folder is None:
+            return
         if progress.best() is entry:
             self.folder.write_best(self.learner.weights())
         self.folder.append_log(entry)
+
+    def _own(self, count: int) -> Indices | None:
+        """Return which of `count` images this process validates with; None for all."""
+        team = self.learner.team
+        return None if team is None else np.arange(count)[team.rows(count)]
 
 
 def _due(step: int, every: int, steps: int) -> bool:
