@@ -27,7 +27,6 @@ class ParallelNetwork(Network):
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self.team = Team.current()
-        self.parted = True
         self._handles: list[RemovableHandle] = []
 
     def __call__(

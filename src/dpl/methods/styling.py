@@ -94,7 +94,7 @@ class StyleTransfer(Stateful):
             return maps
 
         with self.network.norm.using(Running()):
-            replayed = self.network.starts_anywhere and self.replay.possible(images)
+            replayed = self.replay.possible(images) and self.network.starts_anywhere
         with self.network.norm.recording() as statistics, self.replay.recording(images) as outputs:
             out = self.network(images, at=self.layer, change=look)
         self._first = _FirstPass(seen[-1], Recall(statistics), outputs if replayed else None)

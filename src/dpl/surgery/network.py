@@ -50,9 +50,6 @@ class Pass:
 class Network:
     """A deep copy of the caller's classifier in evaluation mode, its BatchNorm layers under one control."""
 
-    parted = False
-    """Whether layers see some rows of a batch only, the others being run elsewhere (dpl.distributed)."""
-
     starts_anywhere = True  # may be run again from one of its layers on (see `surgery.replay`)
 
     def __init__(self, model: nn.Module, *, classifier: str | None = None, needs_classifier: bool = False) -> None:
