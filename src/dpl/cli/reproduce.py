@@ -1,4 +1,4 @@
-"""`dpl reproduce`: a table of the paper, measured beside reported."""
+"""`dpl reproduce`: a table of the paper, measured beside reported, or one of its figures."""
 
 import argparse
 import shlex
@@ -22,9 +22,9 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("what", metavar="WHAT", help="table1 ... table8, supervised")
+    parser.add_argument("what", metavar="WHAT", help="table1 ... table8, supervised, fig1 ... fig5")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder with the data sets")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for tables and figures")
     parser.add_argument("--weights", type=Path, metavar="DIR", help="folder of source weights (default: DATA/weights)")
     parser.add_argument("--store", type=Path, metavar="DIR", help="folder of results; runs resume there (OUT/runs)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="another experiment file than the table's own")

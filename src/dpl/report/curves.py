@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dpl.report.style import axes, colour
 
-__all__ = ["cumulative_accuracy", "save_figure"]
+__all__ = ["cumulative_accuracy", "end_labels", "save_figure"]
 
 Curves = Mapping[str, Sequence[NDArray[np.float64]]]
 
@@ -49,11 +49,11 @@ def _draw(axis: Any, curves: Curves, skip: int) -> None:
         axis.fill_between(seen, stacked.min(0), stacked.max(0), color=colour(method, index), alpha=0.2, linewidth=0)
         axis.plot(seen, stacked.mean(0), color=colour(method, index), linewidth=2, label=method)
         labels.append((float(stacked[:, -1].mean()), method, colour(method, index)))
-    _end_labels(axis, labels)
+    end_labels(axis, labels)
     axis.margins(x=0.01)
 
 
-def _end_labels(axis: Any, labels: list[tuple[float, str, str]], least: float = 0.055) -> None:
+def end_labels(axis: Any, labels: list[tuple[float, str, str]], least: float = 0.055) -> None:
     """Write each curve's name and end value at its right end, moved apart where they would overlap."""
     bottom, top = axis.get_ylim()
     gap, place = least * (top - bottom), -np.inf

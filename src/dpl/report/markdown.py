@@ -6,28 +6,30 @@ from collections.abc import Iterable
 from dpl.report.document import Document, Item
 from dpl.report.grid import Grid, Text
 
-__all__ = ["to_markdown"]
+__all__ = ["escape", "item_text", "table_line", "to_markdown"]
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~])")
 
 
 def to_markdown(document: Document) -> str:
     """Return the whole document."""
-    parts = [f"# {_escape(document.title)}", _escape(document.legend)]
+    parts = [f"# {escape(document.title)}", escape(document.legend)]
     for number, grid in enumerate(document.grids):
-        parts += [f"## {_escape(grid.title)}"] if number else []
+        parts += [f"## {escape(grid.title)}"] if number else []
         parts += [_table(grid), _footnotes(grid)]
     for title, items in document.sections():
-        parts += [f"## {title}", "\n".join(map(_item, items))]
+        parts += [f"## {title}", "\n".join(map(item_text, items))]
     return "\n\n".join(parts) + "\n"
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Return a text that Markdown shows as it stands."""
     return _SPECIAL.sub(r"\\\1", text.replace("->", "→"))
 
 
-def _item(item: Item) -> str:
-    text = f"- {_escape(f'{item.subject}: ' if item.subject else '')}{_escape(item.text)}"
+def item_text(item: Item) -> str:
+    """Return an entry of a list."""
+    text = f"- {escape(f'{item.subject}: ' if item.subject else '')}{escape(item.text)}"
     if not item.drawing:
         return text
     drawing = "\n".join(f"  {line}".rstrip() for line in item.drawing.splitlines())
@@ -35,14 +37,14 @@ def _item(item: Item) -> str:
 
 
 def _table(grid: Grid) -> str:
-    lines = [_line(["method", "", *(_escape(column.name) for column in grid.columns)])]
-    lines.append(_line(["---", "---", *["---:"] * len(grid.columns)]))
+    lines = [table_line(["method", "", *(escape(column.name) for column in grid.columns)])]
+    lines.append(table_line(["---", "---", *["---:"] * len(grid.columns)]))
     for row in grid.rows:
         measured, reported = grid.texts(row)
-        label = f" ({_escape(row.other_label)})" if row.other_label else ""
-        lines.append(_line([_escape(row.name) + label, "measured", *map(_figure, measured)]))
-        lines += [_line(["", "reported", *map(_figure, reported)])] if row.printed else []
-    return "\n".join([*lines, _line(["images", "each seed", *grid.counts()])])
+        label = f" ({escape(row.other_label)})" if row.other_label else ""
+        lines.append(table_line([escape(row.name) + label, "measured", *map(_figure, measured)]))
+        lines += [table_line(["", "reported", *map(_figure, reported)])] if row.printed else []
+    return "\n".join([*lines, table_line(["images", "each seed", *grid.counts()])])
 
 
 def _figure(text: Text | None) -> str:
@@ -56,9 +58,10 @@ def _figure(text: Text | None) -> str:
 
 
 def _footnotes(grid: Grid) -> str:
-    notes = [f"<sup>{note.mark}</sup> {_escape(note.text)}" for note in grid.shown_footnotes]
-    return "  \n".join(["**Bold**: best; _italic_: second best.", *notes, *map(_escape, grid.remarks)])
+    notes = [f"<sup>{note.mark}</sup> {escape(note.text)}" for note in grid.shown_footnotes]
+    return "  \n".join(["**Bold**: best; _italic_: second best.", *notes, *map(escape, grid.remarks)])
 
 
-def _line(cells: Iterable[str]) -> str:
+def table_line(cells: Iterable[str]) -> str:
+    """Return one line of a table."""
     return f"| {' | '.join(cells)} |"

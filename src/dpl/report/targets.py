@@ -11,7 +11,7 @@ from dpl.report.request import Request, Result
 
 __all__ = ["Target", "experiment_file", "find_target", "register", "targets"]
 
-_MODULES = ("dpl.report.tables", "dpl.report.supervised")
+_MODULES = ("dpl.report.tables", "dpl.report.supervised", "dpl.report.figures")
 
 Make = Callable[[Request], Result]
 
