@@ -74,8 +74,7 @@ def test_rollback_walks_back_and_reset_returns_to_the_source(tmp_path: Path) -> 
     with live(tmp_path, snapshot_every=2) as server:
         for number in range(6):
             server.predict("cam", number, adapt="wait")
-        server.settled("cam")
-        server.server.engine.context.writer.flush()
+            server.server.engine.context.writer.flush()  # or a slow disk would get the newest alone
         assert [s["version"] for s in server.status("cam")["snapshots"]] == [6, 4, 2]
         for version in (4, 2):
             answer = server.good("POST", "/v1/streams/cam/rollback")
@@ -127,7 +126,10 @@ def test_an_orderly_stop_loses_nothing(tmp_path: Path) -> None:
             server.predict("cam", number)
             server.predict("Cam", 50 + number)  # another stream, also where the file system sees one name
     with live(tmp_path, snapshot_every=1000) as server:
-        assert {s["stream"] for s in server.good("GET", "/v1/streams")["streams"]} == {"cam", "Cam"}
+        listed = {s["stream"]: s for s in server.good("GET", "/v1/streams")["streams"]}
+        assert listed.keys() == {"cam", "Cam"}
+        assert (listed["cam"]["adapted_batches"], listed["cam"]["images"]) == (3, 12)  # before it is used again
+        assert server.status("Cam")["unsaved_batches"] == 0
         assert server.predict("cam", 3, adapt="wait").json()["seq"] == 4
         assert_same_state(server.state("cam"), expected([0, 1, 2, 3]))
         assert_same_state(server.state("Cam"), expected([50, 51, 52]))
@@ -143,8 +145,10 @@ def test_a_damaged_snapshot_is_refused_and_the_one_before_taken(tmp_path: Path) 
     data[-1] ^= 1
     (newest / "state.safetensors").write_bytes(data)
     with live(tmp_path) as server:
+        assert server.status("cam")["adapted_batches"] == 3
         server.predict("cam", 9, adapt="off")
         assert_same_state(server.state("cam"), expected([0, 1]))
+        assert server.status("cam")["adapted_batches"] == 2
         events = server.good("GET", "/v1/streams/cam/events")["events"]
         assert any(e["event"] == "snapshot_refused" and str(newest) in e["reason"] for e in events)
         assert "dpl_refused_snapshots_total 1.0" in server.http.get("/metrics").text

@@ -129,7 +129,7 @@ class _Routes:
         stream = self._find(request, stream_id)
         names = await asyncio.to_thread(self._engine.context.store.names, stream_id)
         snapshots = [{"seq": name.seq, "version": name.version, "kind": name.kind} for name in names]
-        return SafeJSON({**self._describe(stream), "snapshots": snapshots})
+        return SafeJSON({**(await self._describe([stream]))[0], "snapshots": snapshots})
 
     async def events(self, request: Request, stream_id: str, after: int = 0) -> Response:
         """Return what happened in a stream, as far as it is remembered."""
@@ -141,8 +141,7 @@ class _Routes:
         access: Access = request.state.access
         streams = [stream for stream in self._engine.streams() if access.allows(stream.id)]
         streams.sort(key=lambda stream: stream.used, reverse=True)
-        shown = [self._describe(stream) for stream in streams[:limit]]
-        return SafeJSON({"streams": shown, "total": len(streams)})
+        return SafeJSON({"streams": await self._describe(streams[:limit]), "total": len(streams)})
 
     async def about(self) -> Response:
         """Say which model is served, how it adapts, and what the limits are."""
@@ -229,8 +228,12 @@ class _Routes:
         except KeyError:
             raise NoStream(f"no stream {stream_id!r}") from None
 
-    def _describe(self, stream: Stream) -> dict[str, Any]:
-        return stream.describe(self._engine.context.names, self._server.settings.snapshot_every)
+    async def _describe(self, streams: list[Stream]) -> list[dict[str, Any]]:
+        for stream in streams:
+            if stream.unread and not stream.images:
+                await asyncio.to_thread(self._engine.acquaint, stream)
+        names, every = self._engine.context.names, self._server.settings.snapshot_every
+        return [stream.describe(names, every) for stream in streams]
 
 
 class _Page:

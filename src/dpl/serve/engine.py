@@ -97,6 +97,15 @@ class Engine:
         with self._changed:
             return self._streams[stream_id]
 
+    def acquaint(self, stream: Stream) -> None:
+        """Learn what a stream of an earlier run has seen, before it is used for the first time."""
+        if not stream.unread or stream.images:
+            return
+        adapted, images = self.context.store.counts(stream.id)
+        with self._changed:
+            if stream.unread and not stream.running:
+                stream.adapted, stream.images = adapted, images
+
     def facts(self) -> dict[str, tuple[str, float]]:
         """Return the present figures of the server: name, meaning, value."""
         with self._changed:
@@ -129,7 +138,7 @@ class Engine:
         stream = Stream(stream_id, self.context.settings.history)
         newest = self.context.store.names(stream_id)[0]
         stream.seq = stream.changed = stream.saved = newest.seq
-        stream.version = newest.version
+        stream.version, stream.unread = newest.version, True
         return stream
 
     def _check_room(self, stream: Stream | None) -> None:

@@ -179,7 +179,7 @@ class Session:
             self.stream.event("snapshot_refused", reason=problem)
             self.context.metrics.refused_snapshots.inc()
         if saved is None:
-            self.stream.delta = Delta()
+            self.stream.delta, self.stream.unread = Delta(), False
             if problems:
                 self.stream.note_change(0)
                 self.stream.event("started_over", reason="no snapshot could be read")

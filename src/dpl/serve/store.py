@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from dpl.errors import SettingError, SnapshotError
 from dpl.serve.delta import Delta
-from dpl.snapshot import read_snapshot, write_snapshot
+from dpl.snapshot import read_manifest, read_snapshot, write_snapshot
 
 __all__ = ["Kind", "Saved", "SavedName", "StreamStore"]
 
@@ -133,6 +133,14 @@ class StreamStore:
         ):
             raise SnapshotError(f"{self._place(stream_id) / str(name)} is the snapshot of another stream or moment")
         return Saved(name, Delta(tensors, tuple(manifest["removed"])), manifest["adapted"], manifest["images"])
+
+    def counts(self, stream_id: str) -> tuple[int, int]:
+        """Return how many batches and images the newest snapshot has seen, without reading its tensors."""
+        for name in self.names(stream_id):
+            with suppress(SnapshotError, OSError, KeyError):
+                manifest = read_manifest(self._place(stream_id) / str(name))
+                return int(manifest["adapted"]), int(manifest["images"])
+        return 0, 0
 
     def newest(self, stream_id: str, before: int | None = None) -> tuple[Saved | None, list[str]]:
         """Return the newest good snapshot (of a version below `before`), and what was wrong with newer ones."""

@@ -41,6 +41,7 @@ class Stream:
         self.captured = 0  # value of `adapted` when the last snapshot was asked for
         self.durable = 0  # value of `adapted` in the newest snapshot on disk
         self.delta: Delta | None = None  # None: on disk, or never used
+        self.unread = False  # of an earlier run: what it has seen is known to the disk alone
         self.stale = False  # the live model has moved on from `delta`
         self.drift = 0.0
         self.skipped = 0
@@ -87,9 +88,11 @@ class Stream:
         """Become what a snapshot holds, after it was read from disk."""
         self.seq = max(self.seq, saved.name.seq)
         self.version, self.changed, self.saved = saved.name.version, saved.name.seq, saved.name.seq
+        if self.unread:
+            self.adapted = self.images = 0  # what was read ahead may be of a snapshot that turned out damaged
         self.adapted, self.images = max(self.adapted, saved.adapted), max(self.images, saved.images)
         self.captured = self.durable = self.adapted
-        self.delta, self.stale = saved.delta, False
+        self.delta, self.stale, self.unread = saved.delta, False, False
 
     def note_saved(self, saved: Saved) -> None:
         """Note that a snapshot is on the disk."""
