@@ -23,7 +23,7 @@ class _Unite(torch.autograd.Function):
         return team.join(own, team.sizes(count))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return ctx.team.size * gradient[ctx.team.rows(ctx.count)], None, None
 
@@ -35,7 +35,7 @@ class _Part(torch.autograd.Function):
         return whole[team.rows(len(whole))].clone()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.team.join(gradient, ctx.team.sizes(ctx.count)) / ctx.team.size, None
 
@@ -47,7 +47,7 @@ class _Collect(torch.autograd.Function):
         return team.join(own[None], [1] * team.size)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.team.add(gradient)[ctx.team.rank], None
 

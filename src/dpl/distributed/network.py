@@ -62,7 +62,7 @@ class ParallelNetwork(Network):
         chosen = super().train_only(scope, start)
         for handle in self._handles:
             handle.remove()
-        self._handles = [parameter.register_hook(self._mean) for parameter in chosen.values()]
+        self._handles = [p.register_hook(self._mean) for p in chosen.values()]  # type: ignore[no-untyped-call]
         return chosen
 
     def _mean(self, gradient: Tensor) -> Tensor:
