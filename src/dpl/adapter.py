@@ -19,6 +19,8 @@ from dpl.methods.registry import get_method
 from dpl.methods.settings import make_settings
 from dpl.snapshot import SnapshotStore, read_snapshot, write_snapshot
 from dpl.surgery import Network
+from dpl.surgery.layout import channels_last, check_layout, fastest_layout
+from dpl.surgery.norm import Running
 
 __all__ = ["AdaptiveModel", "Last", "adapt", "load"]
 
@@ -32,6 +34,7 @@ def adapt(
     classifier: str | None = None,
     source: Source | tuple[Tensor, Tensor] | None = None,
     guard: bool | GuardSettings | Mapping[str, Any] = False,
+    layout: str = "auto",
     **settings: Any,
 ) -> AdaptiveModel:
     """Wrap a classifier so that it adapts to the images it predicts.
@@ -42,12 +45,16 @@ def adapt(
         classifier: name of the linear classifier inside `model`; found when not given.
         source: labelled source batches for methods that need them: a loader of (images, labels), or one such pair.
         guard: True to watch adaptation and end it where it does harm (docs/reliability.md), or the guard's settings.
+        layout: memory layout of the convolutions: "auto" times channels-last against the model's own on the first
+            batch and takes the faster, "channels_last" and "as_is" do not ask. Values change by rounding only.
         settings: the method's settings; `dpl list METHOD` shows them.
 
     Returns:
         The adaptive model: call it with a batch of images to predict and adapt.
     """
-    return AdaptiveModel(model, method, classifier=classifier, source=source, settings=settings, guard=guard)
+    return AdaptiveModel(
+        model, method, classifier=classifier, source=source, settings=settings, guard=guard, layout=layout
+    )
 
 
 def load(
@@ -73,6 +80,7 @@ def load(
         source=source,
         settings=stored | settings,
         guard=manifest.get("guard"),
+        layout=manifest["layout"],
         prepared=True,
     )
     if manifest["source"] != adaptive.fingerprint:
@@ -133,6 +141,7 @@ class AdaptiveModel(nn.Module):
         source: Source | tuple[Tensor, Tensor] | None = None,
         settings: Mapping[str, Any],
         guard: bool | GuardSettings | Mapping[str, Any] | None = None,
+        layout: str = "auto",
         prepared: bool = False,
     ) -> None:
         super().__init__()
@@ -153,7 +162,10 @@ class AdaptiveModel(nn.Module):
             for images, _ in self._source:
                 self._network.watch(images.to(self._network.device))
                 break
+        self.layout = check_layout(layout)
         self._build(prepare=not prepared)
+        if self.layout == "channels_last":
+            self._apply(channels_last)
 
     def _build(self, *, prepare: bool) -> None:
         """Make the method on the untouched copy and remember the state to which `reset` returns."""
@@ -251,6 +263,7 @@ class AdaptiveModel(nn.Module):
             "settings": self.stored_settings(),
             "classifier": self._network.classifier_name,
             "source": self.fingerprint,
+            "layout": self.layout,
             "guard": None if self.guard is None else vars(self.guard.settings),
             "notes": dict(notes or {}),
         }
@@ -317,6 +330,14 @@ class AdaptiveModel(nn.Module):
         self._accepted.add(images.shape[1:])
         if not as_assumed:
             self._build(prepare=True)
+        if self.layout == "auto":
+            self._choose_layout(images)
+
+    def _choose_layout(self, images: Tensor) -> None:
+        with self._network.norm.using(Running()):
+            self.layout = fastest_layout(self.model, images)
+        if self.layout == "channels_last":
+            self._apply(channels_last)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         names = ["model", "method", *self.method.optimizers] + ["guard"] * (self.guard is not None)

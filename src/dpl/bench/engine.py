@@ -15,15 +15,18 @@ from typing import Any
 
 import torch
 
+from dpl.allocator import keep_freed_memory
 from dpl.bench.context import Context
 from dpl.bench.online import OnlineResult
-from dpl.bench.run import run_unit
+from dpl.bench.run import Outcome, run_unit
 from dpl.bench.selection import Case, ready
 from dpl.bench.spec import Unit
 from dpl.bench.store import Store
 from dpl.errors import DplError
 
-__all__ = ["Event", "OnEvent", "run_cases", "run_in_processes"]
+__all__ = [
+    "Event", "Failure", "OnEvent", "attempt", "failures", "run_cases", "run_in_processes", "settle", "waiting",
+]  # fmt: skip
 
 _PAUSE = 0.5  # seconds between looks at what another process is doing
 
@@ -38,6 +41,16 @@ class Event:
     seconds: float = 0.0
     ended: bool = False
     error: str | None = None
+    place: str = ""
+    """Node and process, where that is not this one."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a unit could not be run."""
+
+    reason: str
+    details: str
 
 
 OnEvent = Callable[[Event], None]
@@ -55,10 +68,15 @@ def run_cases(
     begun = time.time() if since is None else since
     while go_on():
         ran = [_run_case(case, store, context, on_event, begun) for case in cases]
-        if not any(_waiting(case, store, begun) for case in cases):
+        if not any(waiting(case, store, begun) for case in cases):
             break
         if not any(ran):
             time.sleep(_PAUSE)  # another process has what is left
+    return failures(cases, store, begun)
+
+
+def failures(cases: Sequence[Case], store: Store, begun: float) -> dict[str, str]:
+    """Return the reasons of the units that failed since the run began, by the unit's key."""
     units = {unit.key: unit for case in cases for unit in case.units()}
     return {key: error for key, unit in units.items() if (error := store.failure(unit, begun)) is not None}
 
@@ -66,14 +84,15 @@ def run_cases(
 def _run_case(case: Case, store: Store, context: Context, on_event: OnEvent, begun: float) -> bool:
     """Run what a case has ready, until it is complete or in others' hands; return whether anything was run."""
     ran = False
-    while units := _waiting(case, store, begun):
+    while units := waiting(case, store, begun):
         if not any([_run(unit, store, context, on_event, begun) for unit in units]):
             return ran
         ran = True
     return ran
 
 
-def _waiting(case: Case, store: Store, begun: float) -> list[Unit]:
+def waiting(case: Case, store: Store, begun: float) -> list[Unit]:
+    """Return the units of a case that may run now, are not done and have not failed since the run began."""
     return [unit for unit in ready(case, store) if store.failure(unit, begun) is None]
 
 
@@ -82,25 +101,31 @@ def _run(unit: Unit, store: Store, context: Context, on_event: OnEvent, begun: f
     with store.claim(unit) as mine:
         if not mine or store.done(unit) or store.failure(unit, begun) is not None:
             return False
-        on_event(_attempt(unit, store, context, on_event))
+        on_event(settle(unit, store, attempt(unit, context, on_event)))
     return True
 
 
-def _attempt(unit: Unit, store: Store, context: Context, on_event: OnEvent) -> Event:
-    """Run and store one unit; a failure is noted in the store."""
+def attempt(unit: Unit, context: Context, on_event: OnEvent) -> Outcome | Failure:
+    """Run one unit and return what came of it."""
 
     def on_batch(result: OnlineResult) -> None:
         on_event(Event(unit, len(result.labels), result.accuracy, result.seconds))
 
     try:
-        outcome = run_unit(unit, context, on_batch)
-        store.commit(unit, outcome)
+        return run_unit(unit, context, on_batch)
     except OSError:  # a full or vanished disk stops everything: going on would fail for all the rest too
         raise
     except Exception as error:  # one broken method must not cost a night's other results
         reason = str(error) if isinstance(error, DplError) else f"{type(error).__name__}: {error}"
-        store.note_failure(unit, reason, traceback.format_exc())
-        return Event(unit, 0, float("nan"), ended=True, error=reason)
+        return Failure(reason, traceback.format_exc())
+
+
+def settle(unit: Unit, store: Store, outcome: Outcome | Failure) -> Event:
+    """Store a unit's results, or why there are none."""
+    if isinstance(outcome, Failure):
+        store.note_failure(unit, outcome.reason, outcome.details)
+        return Event(unit, 0, float("nan"), ended=True, error=outcome.reason)
+    store.commit(unit, outcome)
     images = sum(record["n"] for record in outcome.records)
     accuracy = sum(record["accuracy"] for record in outcome.records) / len(outcome.records)
     seconds = sum(record["seconds_per_image"] * record["n"] for record in outcome.records)
@@ -143,6 +168,7 @@ def _listen(processes: Sequence[BaseProcess], events: Any, on_event: OnEvent) ->
 
 def _worker(cases: list[Case], store: Store, context: Context, threads: int, begun: float, events: Any) -> None:
     parent = multiprocessing.parent_process()
+    keep_freed_memory()
     torch.set_num_threads(threads)
     try:
         run_cases(cases, store, context, events.put, since=begun, go_on=lambda: parent is None or parent.is_alive())

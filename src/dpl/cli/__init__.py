@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from dpl import __version__
+from dpl.allocator import keep_freed_memory
 from dpl.errors import DplError
 
 __all__ = ["main"]
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    keep_freed_memory()
     try:
         module = importlib.import_module(f"dpl.cli.{args.command}")
         return int(module.run(args) or 0)

@@ -85,9 +85,7 @@ def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "St
     from dpl.bench.images import check_data
     from dpl.bench.plans import Plan, write_plan
     from dpl.cli.live import watched
-    from dpl.training import keep_freed_memory
 
-    keep_freed_memory()
     threads = args.threads or max(1, torch.get_num_threads() // args.workers)
     torch.set_num_threads(threads)
     cache = args.cache or args.out / "cache"

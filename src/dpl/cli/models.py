@@ -55,8 +55,9 @@ def training_record(args: argparse.Namespace) -> dict[str, Any]:
         return {}
     try:
         record = json.loads(beside.read_text())
-        return {key: record[key] for key in ("network", "classes", "size") if key in record}
-    except (ValueError, TypeError) as error:
+        settings = record["settings"]
+        return {"network": settings["network"], "size": settings["size"], "classes": record["data"]["classes"]}
+    except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{beside}: not a training record ({error})") from error
 
 

@@ -58,12 +58,10 @@ def _request(args: argparse.Namespace) -> "Request":
 
     from dpl.cli.live import watched
     from dpl.report.request import Request
-    from dpl.training import keep_freed_memory
 
     def watch(title: str, cases: "Sequence[Case]", store: "Store") -> "AbstractContextManager[OnEvent]":
         return watched(title, cases, store, quiet=args.json)
 
-    keep_freed_memory()
     return Request(
         data=args.data,
         weights=args.weights or args.data / "weights",

@@ -135,10 +135,14 @@ def _server(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens
 
 
 def _maker(args: argparse.Namespace, network: "nn.Module") -> "Callable[[], AdaptiveModel]":
+    import torch
+
     import dpl
 
+    # One layout, chosen beforehand: a server that is started again must continue to the bit.
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     settings, guard = parse_settings(args.set), False if args.no_guard else parse_settings(args.guard_set)
-    return lambda: dpl.adapt(network, args.method, guard=guard, **settings)
+    return lambda: dpl.adapt(network, args.method, guard=guard, layout="as_is", **settings)
 
 
 def _announce(args: argparse.Namespace, place: socket.socket, server: "Server") -> None:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from dpl.cli.console import print_json, print_table, progress
-from dpl.training import StepReport, TrainResult, TrainSpec, keep_freed_memory, train
+from dpl.training import StepReport, TrainResult, TrainSpec, train
 
 __all__ = ["add_arguments", "run"]
 
@@ -50,7 +50,6 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Train, then print what was kept."""
     spec = TrainSpec(**{name: getattr(args, name) for name in _DEFAULTS})
-    keep_freed_memory()
     helps = int(os.environ.get("RANK", "0")) > 0  # one of several processes that torchrun started: the first one tells
     with progress("training", spec.steps, quiet=args.json or helps) as advance:
         done = 0

@@ -3,8 +3,7 @@
 A run lives in one folder, can be killed at any moment and goes on where it was, to the bit. docs/training.md tells all.
 """
 
-from dpl.training.allocator import keep_freed_memory
 from dpl.training.loop import StepReport, TrainResult, train
 from dpl.training.spec import TrainSpec
 
-__all__ = ["StepReport", "TrainResult", "TrainSpec", "keep_freed_memory", "train"]
+__all__ = ["StepReport", "TrainResult", "TrainSpec", "train"]

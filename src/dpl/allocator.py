@@ -1,4 +1,4 @@
-"""Memory that a training step frees is kept for the next one, not handed back to the system and fetched again."""
+"""Memory that a step frees is kept for the next one, not handed back to the system and fetched again."""
 
 import ctypes
 import sys

@@ -1,0 +1,118 @@
+"""The memory layout in which a network's convolutions run fastest, found by measurement.
+
+Channels-last is faster for most networks on most machines, up to twice for mobile ones, and slower for a few. So both
+are timed once, on the first images, and the choice is kept: values do not change beyond rounding, but the last digits
+do, so a snapshot remembers it. Small networks, where the layout matters little and a clock tells nothing, stay as
+they are, and so does a network that its owner has already put into channels-last.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from dpl.errors import SettingError
+from dpl.surgery.split import logits_of
+
+__all__ = ["channels_last", "check_layout", "fastest_layout"]
+
+_LAYOUTS = ("auto", "as_is", "channels_last")
+_SMALL = 200e6  # multiplications of a batch below which nothing is measured
+_ROWS = 8  # images to measure with
+_RUNS = 3
+_MARGIN = 1.03  # channels-last must win by this factor
+_known: dict[tuple[object, ...], str] = {}  # the same network and images get the same answer in one process
+
+
+def check_layout(layout: str) -> str:
+    """Return a valid layout, or say which there are."""
+    if layout not in _LAYOUTS:
+        raise SettingError(f"layout={layout!r}: expected one of {', '.join(map(repr, _LAYOUTS))}")
+    return layout
+
+
+def channels_last(value: Tensor) -> Tensor:
+    """Put the weights of a convolution, or images, into channels-last; leave everything else."""
+    return value.contiguous(memory_format=torch.channels_last) if value.ndim == 4 else value
+
+
+def fastest_layout(module: nn.Module, images: Tensor) -> str:
+    """Return "channels_last" or "as_is": in which `module` runs faster, and learns if any of its parameters do."""
+    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    if images.ndim != 4 or not convolutions or _already(convolutions):
+        return "as_is"
+    learns = any(p.requires_grad for p in module.parameters())
+    work = _multiplications(module, images[:1]) * len(images)
+    if work < _SMALL:
+        return "as_is"
+    key = (work, len(convolutions), images.shape, images.dtype, images.device, torch.get_num_threads(), learns)
+    if key not in _known:
+        _known[key] = _measured(module, images[:_ROWS], learns)
+    return _known[key]
+
+
+def _already(convolutions: list[nn.Conv2d]) -> bool:
+    """Say whether somebody chose channels-last before (1 x 1 kernels are in both layouts)."""
+    weights = [layer.weight for layer in convolutions if layer.weight[0, 0].numel() > 1 and layer.weight.shape[1] > 1]
+    return any(not weight.is_contiguous() for weight in weights)
+
+
+@torch.no_grad()
+def _multiplications(module: nn.Module, image: Tensor) -> int:
+    """Return how many multiplications the convolutions need for one image."""
+    total = 0
+
+    def count(layer: nn.Conv2d, _inputs: object, output: Tensor) -> None:
+        nonlocal total
+        total += output[0].numel() * layer.weight[0].numel()
+
+    handles = [m.register_forward_hook(count) for m in module.modules() if isinstance(m, nn.Conv2d)]
+    try:
+        module(image)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return total
+
+
+def _measured(module: nn.Module, images: Tensor, learns: bool) -> str:
+    run = _learning(module, images) if learns else _predicting(module, images)
+    as_is = _seconds(run, images.device)
+    module._apply(channels_last)  # type: ignore[no-untyped-call]
+    try:
+        other = _seconds(run, images.device)
+    finally:
+        module._apply(lambda value: value.contiguous())  # type: ignore[no-untyped-call]
+    return "channels_last" if other * _MARGIN < as_is else "as_is"
+
+
+def _learning(module: nn.Module, images: Tensor) -> Callable[[], None]:
+    parameters = [p for p in module.parameters() if p.requires_grad]
+
+    def run() -> None:
+        with torch.enable_grad():
+            torch.autograd.grad(logits_of(module(images)).float().square().mean(), parameters, allow_unused=True)
+
+    return run
+
+
+def _predicting(module: nn.Module, images: Tensor) -> Callable[[], None]:
+    def run() -> None:
+        with torch.no_grad():
+            module(images)
+
+    return run
+
+
+def _seconds(run: Callable[[], None], device: torch.device) -> float:
+    """Return the best time of a few runs, the first not counted."""
+    best = float("inf")
+    for attempt in range(_RUNS + 1):
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if attempt > 0:
+            best = min(best, time.perf_counter() - start)
+    return best
