@@ -30,11 +30,11 @@ def journal():
     logging.getLogger("dpl.serve.journal").removeHandler(handler)
 
 
-def test_eight_clients_of_a_hundred_requests(tmp_path: Path, journal: Journal) -> None:
+def test_eight_clients_of_fifty_requests(tmp_path: Path, journal: Journal) -> None:
     """Two workers, two live models, four of five streams in memory, a tenth of the clients leaving."""
     sizes = {"workers": 2, "live_models": 2, "max_streams_in_memory": 4, "snapshot_every": 20, "queue_per_stream": 4}
     with live(tmp_path, guard=True, **sizes) as server:
-        outcomes = Workload(str(server.http.base_url), STREAMS, clients=8, requests=100).run()
+        outcomes = Workload(str(server.http.base_url), STREAMS, clients=8, requests=50).run()
         wait_for(lambda: server.server.engine._admitted == 0)
         for stream in STREAMS:
             server.settled(stream)
@@ -42,11 +42,11 @@ def test_eight_clients_of_a_hundred_requests(tmp_path: Path, journal: Journal) -
         final = check_history(outcomes, journal.events)
         for stream in STREAMS:
             assert_same_state(server.state(stream), final[stream])
-        assert sum(count for kind, count in counts.items() if kind.endswith("200")) > 300
-        assert counts["auto left"] > 40
+        assert sum(count for kind, count in counts.items() if kind.endswith("200")) > 150
+        assert counts["auto left"] > 15
         assert server.server.metrics.failures._value.get() == 0
         assert server.server.metrics.spills._value.get() > 0
-        assert len(journal.events) > 400
+        assert len(journal.events) > 200
 
 
 def test_a_stream_that_is_being_moved_is_not_run_meanwhile(tmp_path: Path) -> None:

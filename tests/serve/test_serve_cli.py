@@ -1,0 +1,29 @@
+"""`dpl serve` from its options to a model: what a training run's folder says need not be said again."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from data.make import make_pacs
+from dpl.cli import serve
+from dpl.serve.config import ServeSettings
+from dpl.training import TrainSpec, train
+
+
+@pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
+def test_a_training_run_is_served_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpl.training.loop.draw_curves", lambda *_: False)
+    data = make_pacs(tmp_path / "data", per_class=4)
+    spec = TrainSpec(dataset="PACS", target="sketch", network="debug_cnn", size=40, steps=2, per_domain=2, eval_every=1)
+    train(spec, data=data, out=tmp_path / "run")
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(command="serve")
+    serve.add_arguments(parser)
+    for model in (tmp_path / "run", tmp_path / "run" / "best.safetensors"):
+        args = parser.parse_args(["--model", str(model), "--method", "tent", "--live-models", "1"])
+        server = serve._server(args, ServeSettings(state=tmp_path / "state", live_models=1), None)
+        server.close()
+        assert server.about["shape"] == [3, 40, 40]
+        assert server.about["classes"][:2] == ["dog", "elephant"]
+        assert server.about["guard"] is not None
