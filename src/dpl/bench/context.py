@@ -35,13 +35,15 @@ class SourceBatches:
     batch_size: int
     seed: int
     workers: int = 0
+    device: str = "cpu"
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = seeded(self.seed, "source").permutation(len(self.images))
         for batch in batches(
             self.images, order, make_transform(self.transform), self.batch_size, workers=self.workers, on_error="raise"
         ):
-            yield batch.images.contiguous(memory_format=torch.channels_last), batch.labels
+            images = batch.images.to(self.device, memory_format=torch.channels_last)
+            yield images, batch.labels.to(self.device)
 
     def __len__(self) -> int:
         return -(-len(self.images) // self.batch_size)
@@ -76,6 +78,8 @@ class Context:
     """Folder for decoded images; None: they are decoded each time."""
     workers: int = 0
     """Threads that read images ahead."""
+    device: str = "cpu"
+    """Where networks run."""
     _open: dict[str, Opened] = field(default_factory=dict)
     _network: tuple[str, nn.Module] | None = None
     _model: tuple[str, Prepared] | None = None
@@ -146,7 +150,8 @@ class Context:
         key = f"{unit.network} {unit.weights} {classes}"
         if self._network is None or self._network[0] != key:
             network = create(unit.network, num_classes=classes, weights=self.file(unit.weights))
-            self._network = (key, network.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+            network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self._network = (key, network)
         return self._network[1]
 
     def _source(self, unit: Unit, source: SourceData, parts: list[Part]) -> SourceBatches:
@@ -167,7 +172,7 @@ class Context:
             sets.append(whole.subset(positions))
         _check_classes(sets, parts[0].images)
         return SourceBatches(
-            joined(sets), source.transform or unit.transform, source.batch_size, unit.seed, self.workers
+            joined(sets), source.transform or unit.transform, source.batch_size, unit.seed, self.workers, self.device
         )
 
 

@@ -8,8 +8,8 @@ import queue
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -41,6 +41,8 @@ class Event:
     seconds: float = 0.0
     ended: bool = False
     error: str | None = None
+    latest: Mapping[str, float] = field(default_factory=dict)
+    """Figures of the last batch: loss, confidence, whatever the method tells."""
     place: str = ""
     """Node and process, where that is not this one."""
 
@@ -109,7 +111,7 @@ def attempt(unit: Unit, context: Context, on_event: OnEvent) -> Outcome | Failur
     """Run one unit and return what came of it."""
 
     def on_batch(result: OnlineResult) -> None:
-        on_event(Event(unit, len(result.labels), result.accuracy, result.seconds))
+        on_event(Event(unit, len(result.labels), result.accuracy, result.seconds, latest=result.latest))
 
     try:
         return run_unit(unit, context, on_batch)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dpl.adapter import AdaptiveModel
 from dpl.costs import Work
+from dpl.live import numbers
 
 __all__ = ["OnlineResult", "evaluate"]
 
@@ -30,6 +31,7 @@ class OnlineResult:
     seconds: float = 0.0  # inside the model, without loading
     reasons: Counter[str] = field(default_factory=Counter)  # why batches brought no update
     work: Work = field(default_factory=Work)
+    latest: dict[str, float] = field(default_factory=dict)  # figures of the last batch
 
     @property
     def correct(self) -> NDArray[np.bool_]:
@@ -59,6 +61,8 @@ def evaluate(
         start = time.perf_counter()
         with result.work.counted(len(images)):
             logits = model(images)
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)  # a clock would be read before the work is done
         result.seconds += time.perf_counter() - start
         top, predicted = torch.softmax(logits.float(), dim=1).max(dim=1)
         result.predictions += predicted.tolist()
@@ -70,5 +74,6 @@ def evaluate(
         else:
             result.reasons[str(model.last.get("reason", "no reason was given"))] += 1
         if on_batch is not None:
+            result.latest = numbers(model.last) | {"confidence": float(top.mean())}
             on_batch(result)
     return result

@@ -43,6 +43,7 @@ class _Reader:
     """Hands a stream's batches to the model and remembers which images they were."""
 
     batches: Iterator[Batch]
+    device: str = "cpu"
     rows: list[int] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
 
@@ -51,7 +52,7 @@ class _Reader:
             self.failed += batch.failed
             self.rows += batch.indices.tolist()
             if len(batch):
-                yield batch.images.contiguous(memory_format=torch.channels_last), batch.labels
+                yield batch.images.to(self.device, memory_format=torch.channels_last), batch.labels
 
 
 def run_unit(unit: Unit, context: Context, on_batch: OnBatch | None = None) -> Outcome:
@@ -69,7 +70,7 @@ def run_unit(unit: Unit, context: Context, on_batch: OnBatch | None = None) -> O
         if segment.reset_before:
             prepared.model.reset()
         forget_peak()
-        reader = _Reader(segment_batches(segment, parts, unit, context))
+        reader = _Reader(segment_batches(segment, parts, unit, context), context.device)
         result = evaluate(prepared.model, reader, on_batch)
         if not result.labels:
             raise DataError(f"{segment.name}: not one image could be read; the first: {': '.join(reader.failed[0])}")
@@ -150,6 +151,7 @@ def _shared(unit: Unit, parts: Sequence[Part], prepared: Prepared) -> Record:
         "data": {part.domain.title: {"streamed": len(part.images), "whole": part.whole} for part in parts},
         "data_notes": list(dict.fromkeys(note for part in parts for note in part.notes)),
         "layout": "channels_last",
+        "device": next(model.model.parameters()).device.type,
         "versions": _versions(),
     }
 
