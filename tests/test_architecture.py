@@ -20,7 +20,7 @@ LAYERS = [
     {"methods"},
     {"guard", "snapshot"},
     {"adapter"},
-    {"streams", "data", "backbones", "distributed", "reported", "testing", "costs"},
+    {"streams", "data", "backbones", "distributed", "reported", "testing", "costs", "live"},
     {"training", "folderjob", "recommend"},
     {"bench"},
     {"report", "demo"},

@@ -8,7 +8,7 @@ from dpl.cli.console import print_json, print_table, warn
 from dpl.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
-    from dpl.bench import Case, Grid, MeasuredTable, Store
+    from dpl.bench import Case, Event, Grid, MeasuredTable, Store
 
 __all__ = ["add_arguments", "run"]
 
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of each process")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images and corruptions made here")
+    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write TensorBoard scalars of every run there")
     parser.add_argument("--dry-run", action="store_true", help="check everything, list the runs, run nothing")
 
 
@@ -84,7 +85,7 @@ def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "St
     from dpl.bench import Context, run_cases, run_in_processes
     from dpl.bench.images import check_data
     from dpl.bench.plans import Plan, write_plan
-    from dpl.cli.live import watched
+    from dpl.cli.live import on_board, watched
 
     threads = args.threads or max(1, torch.get_num_threads() // args.workers)
     torch.set_num_threads(threads)
@@ -93,7 +94,12 @@ def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "St
     for note in check_data([unit for case in cases for unit in case.units()], context):
         warn(f"note: {note}")
     write_plan(store.root, Plan(grid.title, str(args.data.resolve()), tuple(cases)))
-    with watched(grid.title, cases, store, quiet=args.json) as on_event:
+    with watched(grid.title, cases, store, quiet=args.json) as show, on_board(args.tensorboard) as log:
+
+        def on_event(event: "Event") -> None:
+            show(event)
+            log(event)
+
         if args.workers > 1:
             return run_in_processes(cases, store, context, args.workers, threads, on_event)
         return run_cases(cases, store, context, on_event)

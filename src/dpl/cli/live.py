@@ -8,10 +8,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dpl.bench import Case, Event, Store
     from dpl.bench.engine import OnEvent
 
-__all__ = ["watched"]
+__all__ = ["on_board", "watched"]
 
 
 @dataclass
@@ -68,6 +70,30 @@ class _Board:
             else:
                 place = ",".join(event.unit.domains)[:24]
                 line.now = f"{place}: {event.accuracy:.1f} % of {event.images:,}"
+
+
+@contextmanager
+def on_board(folder: "Path | None") -> "Iterator[OnEvent]":
+    """Yield a function that writes events as TensorBoard scalars below a folder; without one it does nothing."""
+    if folder is None:
+        yield lambda event: None
+        return
+    from dpl.live import Board
+
+    board = Board(folder)
+
+    def on_event(event: "Event") -> None:
+        run = f"{event.unit.title}, {event.unit.key[:6]}"
+        if event.ended:
+            board.end(run)
+            return
+        speed = {"ms_per_image": 1000 * event.seconds / max(event.images, 1)}
+        board.write(run, event.images, {"accuracy": event.accuracy, **speed, **event.latest})
+
+    try:
+        yield on_event
+    finally:
+        board.close()
 
 
 @contextmanager

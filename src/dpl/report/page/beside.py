@@ -87,7 +87,7 @@ def _printed(experiment: Experiment) -> tuple[dict[tuple[str, str], Printed], tu
         fresh = {key: cell for key, cell in _of_table(experiment, table, layout).items() if key not in found}
         if fresh and name != "supervised":
             found |= fresh
-            notes += [f"{_title(table)}. {_scope(table, layout)}", *differences(table, experiment.rows)]
+            notes += [f"{_title(table)} of the paper: {_scope(table, layout)}", *differences(table, experiment.rows)]
     return found, tuple(dict.fromkeys(notes))
 
 
@@ -129,4 +129,4 @@ def _title(table: Table) -> str:
 def _scope(table: Table, layout: Layout) -> str:
     mean = f"each figure is a mean of {layout.streams} streams" if layout.streams > 1 else "figure by figure"
     turned = "; printed as errors, shown here as 100 minus the error" if table.metric == "error" else ""
-    return f"Reported: {table.title}; {mean}{turned}."
+    return f"{table.title}; {mean}{turned}."

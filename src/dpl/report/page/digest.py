@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from dpl.report.page.model import UNKNOWN, Experiment, Track, paired
 from dpl.report.style import COLOURS, colour
 
-__all__ = ["SHOWN_CLASSES", "digest"]
+__all__ = ["SHOWN_CLASSES", "digest", "digest_methods"]
 
 POINTS = 100  # of a curve
 WINDOWS = 30
 FEWEST = 16  # images of a window
-SHOWN_CLASSES = 8  # with a colour of their own in the balance of classes; the others share one
+SHOWN_CLASSES = 10  # with a colour of their own in the balance of classes; the others share one
 WHOLE_CONFUSION = 14  # with more classes, only the commonest mistakes are listed
 LISTED = 24
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
@@ -27,7 +27,7 @@ def digest(experiment: Experiment) -> dict[str, Any]:
     """Return everything that the script draws for one experiment."""
     reference = experiment.reference
     return {
-        "methods": _methods(experiment),
+        "methods": digest_methods(experiment),
         "streams": list(experiment.streams),
         "classes": list(experiment.classes),
         "reference": None if reference is None else experiment.methods.index(reference),
@@ -40,7 +40,7 @@ def digest(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _methods(experiment: Experiment) -> list[dict[str, Any]]:
+def digest_methods(experiment: Experiment) -> list[dict[str, Any]]:
     """Return each method with its colour; those that share one differ in their dashes."""
     found: list[dict[str, Any]] = []
     used: Counter[str] = Counter()

@@ -22,7 +22,7 @@ class Sign:
     method: str
     stream: str
     text: str
-    bad: bool = True
+    short: str
 
 
 def signs(experiment: Experiment) -> list[Sign]:
@@ -32,35 +32,35 @@ def signs(experiment: Experiment) -> list[Sign]:
         for stream in experiment.streams:
             tracks = experiment.tracks.get((method, stream), ())
             if tracks and method != experiment.reference:
-                found += [Sign(method, stream, text) for text in _remarks(experiment, stream, tracks[0])]
+                found += [Sign(method, stream, *remark) for remark in _remarks(experiment, stream, tracks[0])]
     unreadable: Counter[tuple[str, str]] = Counter()
     for row in experiment.rows:
         unreadable[row["label"], row["stream"]] += row.get("unreadable") or 0
-    return found + [Sign(m, s, f"{count:,} images could not be read") for (m, s), count in unreadable.items() if count]
+    lost = {key: count for key, count in unreadable.items() if count}
+    return found + [Sign(m, s, f"{n:,} images could not be read", f"{n:,} unreadable") for (m, s), n in lost.items()]
 
 
-def _remarks(experiment: Experiment, stream: str, track: Track) -> list[str]:
+def _remarks(experiment: Experiment, stream: str, track: Track) -> list[tuple[str, str]]:
     others = experiment.tracks.get((experiment.reference or "", stream), ())
     source = next((other for other in others if other.seed == track.seed), None)
     if source is not None:
         source, track = paired(source, track)
     if len(track) < 3:
         return []
-    remarks = [_collapse(experiment, track, source)]
+    remarks = _collapse(experiment, track, source)
     if source is not None and bool((track.label != UNKNOWN).all()):
         gain = 100.0 * (track.correct.astype(float) - source.correct)
         first, last = (float(gain[part].mean()) for part in (_first(len(gain)), _last(len(gain))))
         end = float(gain.mean())
-        remarks += [
-            f"ends {-end:.1f} points below the source" if end < -_BELOW else "",
-            f"falls behind: {first:+.1f} points against the source in the first third, {last:+.1f} in the last"
-            if last < first - _FALL and last < 0
-            else "",
-        ]
-    return [text for text in remarks if text]
+        if end < -_BELOW:
+            remarks.append((f"ends {-end:.1f} points below the source", f"−{-end:.1f}"))
+        if last < first - _FALL and last < 0:
+            words = f"{first:+.1f} points against the source in the first third, {last:+.1f} in the last"
+            remarks.append((f"falls behind: {words}", "falling"))
+    return remarks
 
 
-def _collapse(experiment: Experiment, track: Track, source: Track | None) -> str:
+def _collapse(experiment: Experiment, track: Track, source: Track | None) -> list[tuple[str, str]]:
     """Say whether one class takes far more of the last third than it should."""
     rows, count = _last(len(track)), len(experiment.classes)
     answers = np.bincount(track.prediction[rows], minlength=count)
@@ -69,12 +69,12 @@ def _collapse(experiment: Experiment, track: Track, source: Track | None) -> str
     known = track.label[rows]
     expected = known if bool((known != UNKNOWN).all()) else source.prediction[rows] if source is not None else None
     if expected is None or share < _CROWD:
-        return ""
+        return []
     usual = float((expected == top).mean())
     if share < _CROWDED * usual:
-        return ""
+        return []
     name = experiment.classes[top] if top < count else f"class {top}"
-    return f"answers {name} for {share:.0%} of the last third; {usual:.0%} would be expected"
+    return [(f"answers {name} for {share:.0%} of the last third; {usual:.0%} would be expected", f"{share:.0%} {name}")]
 
 
 def _first(length: int) -> slice:
