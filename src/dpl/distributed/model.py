@@ -14,6 +14,8 @@ from dpl.distributed.team import Team
 from dpl.errors import InputError, ModelError
 from dpl.guard import GuardSettings
 from dpl.methods.base import Source
+from dpl.surgery.layout import channels_last, fastest_layout
+from dpl.surgery.norm import Running
 
 __all__ = ["DistributedModel", "adapt"]
 
@@ -25,10 +27,13 @@ def adapt(
     classifier: str | None = None,
     source: Source | tuple[Tensor, Tensor] | None = None,
     guard: bool | GuardSettings | Mapping[str, Any] = False,
+    layout: str = "auto",
     **settings: Any,
 ) -> "DistributedModel":
     """Do as `dpl.adapt` in every process of a team; all give the same model, settings and source batches."""
-    return DistributedModel(model, method, classifier=classifier, source=source, settings=settings, guard=guard)
+    return DistributedModel(
+        model, method, classifier=classifier, source=source, settings=settings, guard=guard, layout=layout
+    )
 
 
 class DistributedModel(AdaptiveModel):
@@ -67,6 +72,13 @@ class DistributedModel(AdaptiveModel):
         path = super().save(folder, notes) if self.team.rank == 0 else Path(folder)
         self.team.wait()
         return path
+
+    def _choose_layout(self, images: Tensor) -> None:
+        """Take the layout that is fastest for the first process: with another one the last digits would differ."""
+        with self._network.norm.using(Running()):
+            self.layout = self.team.hear(fastest_layout(self.model, images))
+        if self.layout == "channels_last":
+            self._apply(channels_last)
 
     def _whole(self, images: Tensor) -> tuple[Tensor, slice]:
         """Return the images of all processes, and which of them are one's own."""
