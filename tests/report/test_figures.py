@@ -290,6 +290,8 @@ def test_figure5_panels_values_and_styles(made, place, close):
     assert [text.get_text() for text in tau.get_xticklabels()] == ["0.1", "1"]
     assert tau.lines[0].get_ydata().tolist() == [2, 1]
     assert eta.texts[0].get_text() == "not run"
+    assert tau.get_ylim() == eta.get_ylim()
+    assert tau.get_ylim()[1] - tau.get_ylim()[0] == pytest.approx(10)
     assert [text.get_text() for text in last.get_xticklabels()] == ["BN", "full model"]
     assert [line.get_linestyle() for line in last.lines] == ["-", "--"]
     assert last.lines[0].get_ydata().tolist() == [50, 60]

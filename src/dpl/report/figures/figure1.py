@@ -86,10 +86,10 @@ def _picture(curves: Curves, note: str) -> Picture:
         target: {m: {str(seed): run.tolist() for seed, run in runs.items()} for m, runs in by_method.items()}
         for target, by_method in curves.items()
     }
-    ends = "; ".join(f"{row[0]}: " + ", ".join(map(" ".join, zip(methods, row[1:], strict=True))) for row in rows)
+    ends = "; ".join(f"{row[0]}: " + ", ".join(map(" ".join, zip(methods, row[1:], strict=True))) for row in rows[::2])
     return Picture(
         draw(curves, note),
-        f"Cumulative accuracy over iterations. {ends}.",
+        f"Cumulative accuracy in percent over iterations. {ends}.",
         Numbers(("cumulative accuracy %", *methods), tuple(rows)),
         data,
     )

@@ -23,6 +23,7 @@ _CLAIM = (
 )
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = "osD^vP"
+_LEAST_SPAN = 10.0  # percent points
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def draw(found: Panels, note: str = "") -> Any:
     groups = list(dict.fromkeys(group for lines in found.values() for group, _ in lines))
     for axis, panel in zip(grid.flat, PANELS, strict=True):
         _panel(axis, panel, found.get(panel.word, {}), groups)
+    _same_scale(grid.flat[:3])
     grid.flat[0].set_ylabel("accuracy (%)")
     handles = dict(zip(*reversed(grid.flat[-1].get_legend_handles_labels()), strict=True))
     for axis in grid.flat[:-1]:
@@ -90,6 +92,16 @@ def draw(found: Panels, note: str = "") -> Any:
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=8, frameon=False)
     figure.supxlabel(note, fontsize=8, color="#555555")
     return figure
+
+
+def _same_scale(panels: Any) -> None:
+    """Give the settings' panels one scale, so that a flat line is flat because the setting matters little."""
+    limits = [axis.get_ylim() for axis in panels if axis.lines]
+    if limits:
+        low, high = min(low for low, _ in limits), max(high for _, high in limits)
+        room = max(0.0, _LEAST_SPAN - (high - low)) / 2
+        for axis in panels:
+            axis.set_ylim(low - room, high + room)
 
 
 def _panel(axis: Any, panel: Panel, lines: Mapping[tuple[str, str], Line], groups: Sequence[str]) -> None:
@@ -102,7 +114,8 @@ def _panel(axis: Any, panel: Panel, lines: Mapping[tuple[str, str], Line], group
         place = groups.index(group) % len(_COLOURS)
         draw_line(
             axis, order, line, colour=_COLOURS[place], marker=_MARKERS[place],
-            linestyle="--" if method == "pl" else "-", label=f"{NAMES.get(group, group)}, {NAMES.get(method, method)}",
+            linestyle="--" if method == "pl" else "-", markerfacecolor="white" if method == "pl" else None,
+            label=f"{NAMES.get(group, group)}, {NAMES.get(method, method)}",
         )  # fmt: skip
     ticks(axis, order, _RANGES if panel.setting == "scope" else None)
 
@@ -122,7 +135,11 @@ def _value(x: Any) -> str:
 
 
 def _alt(found: Panels) -> str:
-    return "Accuracy over settings. " + "; ".join(f"{row[0]}: {row[1]}" for row in _numbers(found).rows)
+    groups = dict.fromkeys(group for lines in found.values() for group, _ in lines)
+    return (
+        f"Accuracy on {', '.join(groups)} over tau, eta, beta and the updated parameters, DPL solid and PL dashed; the "
+        "numbers are in the table below."
+    )
 
 
 def _data(found: Panels) -> dict[str, Any]:
