@@ -33,6 +33,7 @@ _CLASS_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e0
 _CLASS_MARKERS = "os^Dv<P"
 _MOST_POINTS = 1000
 _TRUTH = "#444444"
+_SPREAD = "(a) the first, (b) their mean and, as whiskers, their range"
 
 Counts = Mapping[str, Mapping[int, NDArray[np.int64]]]
 """`truth` or method -> seed -> images of each class."""
@@ -69,7 +70,7 @@ def make_figure2(request: Request) -> Result:
 
     names = dict.fromkeys(unit.domains[0] for _, unit in finished(gathered))
     targets = [Target(name, _clouds(gathered, name, features), _counts(gathered, name)) for name in names]
-    picture = _picture(targets, _class_names(request, rows[0]), footer(gathered, rows))
+    picture = _picture(targets, _class_names(request, rows[0]), footer(gathered, rows, _SPREAD))
     return publish("fig2", TITLE, _CLAIM, picture, gathered, request)
 
 
@@ -128,7 +129,7 @@ def draw(targets: list[Target], classes: tuple[str, ...], note: str = "") -> Any
         row[0].set_ylabel(_NAMES.get(target.name, target.name), fontsize=12)
         _histogram(row[3], target.counts, classes)
     grid[0][0].annotate("(a)", (0, 1.1), xycoords="axes fraction", fontweight="bold")
-    grid[0][3].annotate("(b)", (0, 1.1), xycoords="axes fraction", fontweight="bold")
+    grid[0][3].annotate("(b)", (-0.12, 1.1), xycoords="axes fraction", fontweight="bold")
     first = next((axis for axis in grid[:, :3].flat if axis.get_legend_handles_labels()[1]), None)
     if first is not None:
         handles = first.get_legend_handles_labels()
@@ -169,7 +170,10 @@ def _histogram(axis: Any, counts: Counts, classes: tuple[str, ...]) -> None:
         )  # fmt: skip
     axis.set_xticks(range(len(classes)), classes, rotation=40, ha="right", fontsize=9)
     axis.set_ylabel("number of samples")
-    axis.legend(frameon=False, fontsize=9)
+    axis.legend(
+        frameon=False, fontsize=9, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1.2,
+        columnspacing=1.0,
+    )  # fmt: skip
 
 
 def _picture(targets: list[Target], classes: tuple[str, ...], note: str) -> Picture:

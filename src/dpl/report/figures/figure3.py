@@ -28,7 +28,7 @@ _CLAIM = (
 )
 _CONFIDENCE = 0.9
 _MOST_SOURCE, _MOST_TARGET = 200, 600
-_SOURCE_COLOURS = ("#e69f00", "#009e73", "#cc79a7")
+_SOURCE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#999933")
 _TARGET = {"confident": ("#b2182b", "^"), "unconfident": ("#0072b2", "x")}
 
 
@@ -105,8 +105,10 @@ def draw(found: list[Styles], note: str = "") -> Any:
     """Draw a cloud of styles for each target above the drawing of the second pass."""
     columns = max(len(found), 1)
     figure, grid = axes(2, columns, width=9.6, height=7.4)
+    names = sorted({name for styles in found for name in styles.sources})
+    colours = {name: _SOURCE_COLOURS[place % len(_SOURCE_COLOURS)] for place, name in enumerate(names)}
     for number, axis in enumerate(grid[0]):
-        _cloud(axis, found[number] if found else None)
+        _cloud(axis, found[number] if found else None, colours)
     grid[0][0].annotate("(a)", (0, 1.05), xycoords="axes fraction", fontweight="bold")
     place = grid[1][0].get_gridspec()
     for axis in grid[1]:
@@ -118,7 +120,7 @@ def draw(found: list[Styles], note: str = "") -> Any:
     return figure
 
 
-def _cloud(axis: Any, styles: Styles | None) -> None:
+def _cloud(axis: Any, styles: Styles | None, colours: Mapping[str, str]) -> None:
     axis.set(xticks=[], yticks=[])
     axis.grid(False)
     axis.spines[:].set_visible(True)
@@ -127,7 +129,7 @@ def _cloud(axis: Any, styles: Styles | None) -> None:
         axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", color="#555555")
         return
     places, groups = tsne(styles.points()), np.array(styles.groups())
-    looks = dict(zip(styles.sources, zip(_SOURCE_COLOURS * 9, "ooooooooo", strict=False), strict=False)) | _TARGET
+    looks = {name: (colours[name], "o") for name in styles.sources} | _TARGET
     for name, (shade, marker) in looks.items():
         chosen = groups == name
         word = f"{name} target" if name in _TARGET else NAMES.get(name, name)

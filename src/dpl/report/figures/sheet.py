@@ -68,11 +68,11 @@ def image_context(path: Path, request: Request) -> Context:
     return Context(request.data, make_plan(path, request).files, cache=cache, decoded=request.cache, workers=1)
 
 
-def footer(gathered: Gathered, rows: Sequence[Row]) -> str:
+def footer(gathered: Gathered, rows: Sequence[Row], spread: str = "their mean, band: their range") -> str:
     """Return the line below a figure: on what it was measured, and whether something is still missing."""
     seeds, images = {row["seed"] for row in rows}, sorted({row["n"] for row in rows})
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,} to {images[-1]:,}"
-    told = "one seed" if len(seeds) == 1 else f"mean of {len(seeds)} seeds, band: their range"
+    told = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds: {spread}"
     text = f"{rows[0]['network']}, {count} images of each stream; {told}"
     done = sum(complete(case, gathered.store) for case in gathered.cases)
     if done == len(gathered.cases) and not gathered.missing:
