@@ -20,7 +20,7 @@ LAYERS = [
     {"methods"},
     {"guard", "snapshot"},
     {"adapter"},
-    {"streams", "data", "backbones", "distributed", "reported", "testing", "costs", "live"},
+    {"streams", "data", "backbones", "distributed", "reported", "testing", "costs", "live", "folderrecord"},
     {"training", "folderjob", "recommend"},
     {"bench"},
     {"report", "demo"},

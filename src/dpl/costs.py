@@ -1,8 +1,10 @@
-"""What adaptation costs: arithmetic counted operator by operator, and the most memory that was held at once."""
+"""What adaptation costs: arithmetic counted operator by operator, the most memory held at once, and on what it ran."""
 
 import contextlib
+import platform
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["SAMPLE_EVERY", "Work", "forget_peak", "peak_memory"]
+import dpl
+
+__all__ = ["SAMPLE_EVERY", "Work", "environment", "forget_peak", "peak_memory"]
 
 SAMPLE_EVERY = 8  # batches: counting one in eight costs nothing that a clock could show
 _STATUS = Path("/proc/self/status")
@@ -80,3 +84,12 @@ def peak_memory() -> int | None:
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
+
+
+def environment() -> dict[str, str | int]:
+    """Return the versions that take part, the kind of machine, and how many threads there are."""
+    known: dict[str, str | int] = {"dpl": dpl.__version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "pillow", "timm", "torchvision"):
+        with contextlib.suppress(PackageNotFoundError):
+            known[name] = version(name)
+    return known | {"machine": platform.machine(), "threads": torch.get_num_threads()}

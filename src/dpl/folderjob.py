@@ -9,7 +9,8 @@ import csv
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +23,10 @@ from dpl.adapter import AdaptiveModel, load
 from dpl.data import Batch, ImageSet, batches
 from dpl.data.transforms import Evaluation
 from dpl.errors import DataError, SnapshotError
+from dpl.folderrecord import FolderRecord
+from dpl.live import numbers
 from dpl.snapshot import read_manifest
+from dpl.surgery.split import logits_of
 
 __all__ = ["FolderJob", "FolderResult", "run_folder"]
 
@@ -43,6 +47,15 @@ class FolderJob:
     seed: int = 0
     every: int = 20  # batches between two snapshots
     workers: int = 2
+    with_source: bool = False
+    """Also predict with the source model, in a last column of its own."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the record beside the predictions says of the job."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the predictions file."""
+        return (*COLUMNS, "source") if self.with_source else COLUMNS
 
     def order(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the order in which the images are met."""
@@ -55,6 +68,7 @@ class FolderJob:
         for part in self.images.source.identity():
             digest.update(part)
         about = [asdict(self.transform), self.batch_size, self.shuffled, self.seed, list(self.names)]
+        about += ["with source"] if self.with_source else []
         digest.update(json.dumps(about).encode())
         return digest.hexdigest()
 
@@ -70,6 +84,7 @@ class FolderResult:
     batches: int = 0
     resumed: int = 0  # images that an earlier run had done
     failed: list[list[str]] = field(default_factory=list)  # [path, reason]
+    latest: dict[str, float] = field(default_factory=dict)  # figures of the last batch
 
     @property
     def accuracy(self) -> float | None:
@@ -92,33 +107,63 @@ def run_folder(
             file.truncate()
         writer = csv.writer(file)
         if length is None:
-            writer.writerow(COLUMNS)
+            writer.writerow(job.columns)
+        record = FolderRecord.begin(job.out, _facts(job), model, resumed=length is not None)
         stream = batches(job.images, job.order()[position:], job.transform, job.batch_size, workers=job.workers)
-        _predict(job, model, stream, writer, file, result, on_batch)
-        _commit(job, model, result, file)
+        _predict(job, model, network, stream, writer, file, result, record, on_batch)
+        _commit(job, model, result, file, record)
     return result
+
+
+def _facts(job: FolderJob) -> dict[str, Any]:
+    order = f"shuffled with seed {job.seed}" if job.shuffled else "sorted by name"
+    return {"classes": list(job.names), "batch_size": job.batch_size, "order": order, "seed": job.seed, **job.facts}
 
 
 def _predict(
     job: FolderJob,
     model: AdaptiveModel,
+    network: nn.Module,
     stream: Iterator[Batch],
     writer: Any,
     file: IO[str],
     result: FolderResult,
+    record: FolderRecord,
     on_batch: Callable[[FolderResult, int], None],
 ) -> None:
     device = next(model.model.parameters()).device
     for batch in stream:
         result.failed += [list(item) for item in batch.failed]
         if len(batch):
-            logits = model(batch.images.to(device))
-            writer.writerows(_rows(job, batch, logits, result))
+            images = batch.images.to(device)
+            start = time.perf_counter()
+            with record.work.counted(len(images)):
+                logits = model(images)
+            record.note(model, len(images), time.perf_counter() - start)
+            rows = _rows(job, batch, logits, result)
+            if job.with_source:
+                _add_source(rows, network, images, record, result)
+            writer.writerows(rows)
             result.updates += bool(model.last.get("updated", False))
         result.batches += 1
+        result.latest |= numbers(model.last)
         if result.batches % job.every == 0:
-            _commit(job, model, result, file)
+            _commit(job, model, result, file, record)
         on_batch(result, len(batch) + len(batch.failed))
+
+
+@torch.no_grad()
+def _add_source(
+    rows: list[list[Any]], network: nn.Module, images: torch.Tensor, record: FolderRecord, result: FolderResult
+) -> None:
+    """Add the class that the source model answers to each row."""
+    training = network.training
+    with record.source_work.counted(len(images)):
+        answers = logits_of(network.eval()(images)).argmax(dim=1).tolist()
+    network.train(training)
+    for row, answer in zip(rows, answers, strict=True):
+        row.append(answer)
+    result.latest["agreement"] = sum(row[1] == row[-1] for row in rows) / len(rows)
 
 
 def _rows(job: FolderJob, batch: Batch, logits: torch.Tensor, result: FolderResult) -> list[list[Any]]:
@@ -133,15 +178,17 @@ def _rows(job: FolderJob, batch: Batch, logits: torch.Tensor, result: FolderResu
         result.labelled += label >= 0
         result.correct += label >= 0 and label == guess
     result.images += len(rows)
+    result.latest = {"confidence": sum(confidence) / len(confidence)}
     return rows
 
 
-def _commit(job: FolderJob, model: AdaptiveModel, result: FolderResult, file: IO[str]) -> None:
-    """Put the rows on the disk, then the state that made them."""
+def _commit(job: FolderJob, model: AdaptiveModel, result: FolderResult, file: IO[str], record: FolderRecord) -> None:
+    """Put the rows on the disk, then the state that made them, then the record of both."""
     file.flush()
     os.fsync(file.fileno())
     if job.snapshot is not None:
         model.save(job.snapshot, {"job": job.fingerprint(), "bytes": file.tell(), "result": asdict(result)})
+    record.write(asdict(result), len(job.images))
 
 
 def _continue(

@@ -1,10 +1,8 @@
 """Run one unit: build its stream, wrap the network, let it predict and adapt, and say what happened."""
 
 import hashlib
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -12,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import dpl
 from dpl.adapter import AdaptiveModel
 from dpl.bench.context import Context, Prepared
 from dpl.bench.images import Part, open_parts, segment_batches
 from dpl.bench.online import OnlineResult, evaluate
 from dpl.bench.spec import Unit
-from dpl.costs import forget_peak, peak_memory
+from dpl.costs import environment, forget_peak, peak_memory
 from dpl.data import Batch
 from dpl.errors import DataError
 from dpl.streams import Segment, plan
@@ -152,19 +149,9 @@ def _shared(unit: Unit, parts: Sequence[Part], prepared: Prepared) -> Record:
         "data_notes": list(dict.fromkeys(note for part in parts for note in part.notes)),
         "layout": "channels_last",
         "device": next(model.model.parameters()).device.type,
-        "versions": _versions(),
+        "versions": environment(),
     }
 
 
 def _values(model: AdaptiveModel) -> int:
     return sum(parameter.numel() for parameter in model.method.trainable.values())
-
-
-def _versions() -> dict[str, str | int]:
-    known: dict[str, str | int] = {"dpl": dpl.__version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "pillow", "timm", "torchvision"):
-        try:
-            known[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return known | {"machine": platform.machine(), "threads": torch.get_num_threads()}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpl.cli.console import print_json, progress, warn
+from dpl.cli.live import board_of
 from dpl.cli.models import (
     add_model_arguments,
     class_names,
@@ -35,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--order", choices=("auto", "sorted", "shuffled"), default="auto",
                         help="auto: by name for a flat folder, shuffled for class folders")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of the order (default: %(default)s)")
+    parser.add_argument("--with-source", action="store_true",
+                        help="also predict with the source model, unadapted: dpl report compares the two")  # fmt: skip
+    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write TensorBoard scalars there")
     parser.add_argument("--workers", type=int, default=2, help="threads that read images (default: %(default)s)")
 
 
@@ -47,10 +51,13 @@ def run(args: argparse.Namespace) -> None:
         raise SettingError(f"--batch-size {args.batch_size}: expected at least 1")
     network, job = _prepare(args)
     model = dpl.adapt(network, args.method, **parse_settings(args.set))
-    with progress(args.method, len(job.images), quiet=args.json) as advance:
+    with progress(args.method, len(job.images), quiet=args.json) as advance, board_of(args.tensorboard) as board:
 
         def on_batch(result: "FolderResult", images: int) -> None:
             advance(images, "" if result.accuracy is None else f"accuracy {result.accuracy:.1f} %")
+            if board is not None and result.latest:
+                accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
+                board.write(f"{args.method} on {args.images.name}", result.images, accuracy | result.latest)
 
         result = run_folder(job, model, network, on_batch)
     _print(job, result, args)
@@ -76,6 +83,8 @@ def _prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderJob]":
         shuffled=not flat if args.order == "auto" else args.order == "shuffled",
         seed=args.seed,
         workers=args.workers,
+        with_source=args.with_source,
+        facts={"network": args.network or args.model, "images": str(args.images), "folder": str(args.images.resolve())},
     )
     return network, job
 

@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "St
     from dpl.bench import Context, run_cases, run_in_processes
     from dpl.bench.images import check_data
     from dpl.bench.plans import Plan, write_plan
-    from dpl.cli.live import on_board, watched
+    from dpl.cli.live import board_of, log_event, watched
 
     threads = args.threads or max(1, torch.get_num_threads() // args.workers)
     torch.set_num_threads(threads)
@@ -94,11 +94,11 @@ def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "St
     for note in check_data([unit for case in cases for unit in case.units()], context):
         warn(f"note: {note}")
     write_plan(store.root, Plan(grid.title, str(args.data.resolve()), tuple(cases)))
-    with watched(grid.title, cases, store, quiet=args.json) as show, on_board(args.tensorboard) as log:
+    with watched(grid.title, cases, store, quiet=args.json) as show, board_of(args.tensorboard) as board:
 
         def on_event(event: "Event") -> None:
             show(event)
-            log(event)
+            log_event(board, event)
 
         if args.workers > 1:
             return run_in_processes(cases, store, context, args.workers, threads, on_event)

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
     from dpl.bench import Case, Event, Store
     from dpl.bench.engine import OnEvent
+    from dpl.live import Board
 
-__all__ = ["on_board", "watched"]
+__all__ = ["board_of", "log_event", "watched"]
 
 
 @dataclass
@@ -73,27 +74,30 @@ class _Board:
 
 
 @contextmanager
-def on_board(folder: "Path | None") -> "Iterator[OnEvent]":
-    """Yield a function that writes events as TensorBoard scalars below a folder; without one it does nothing."""
+def board_of(folder: "Path | None") -> "Iterator[Board | None]":
+    """Yield a place for TensorBoard scalars below a folder, None without one."""
     if folder is None:
-        yield lambda event: None
+        yield None
         return
     from dpl.live import Board
 
     board = Board(folder)
-
-    def on_event(event: "Event") -> None:
-        run = f"{event.unit.title}, {event.unit.key[:6]}"
-        if event.ended:
-            board.end(run)
-            return
-        speed = {"ms_per_image": 1000 * event.seconds / max(event.images, 1)}
-        board.write(run, event.images, {"accuracy": event.accuracy, **speed, **event.latest})
-
     try:
-        yield on_event
+        yield board
     finally:
         board.close()
+
+
+def log_event(board: "Board | None", event: "Event") -> None:
+    """Write what happened to a benchmark's unit."""
+    if board is None:
+        return
+    run = f"{event.unit.title}, {event.unit.key[:6]}"
+    if event.ended:
+        board.end(run)
+        return
+    speed = {"ms_per_image": 1000 * event.seconds / max(event.images, 1)}
+    board.write(run, event.images, {"accuracy": event.accuracy, **speed, **event.latest})
 
 
 @contextmanager
