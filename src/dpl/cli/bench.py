@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpl.cli.console import print_json, print_table, warn
+from dpl.cli.engines import add_engine_arguments, run_with
 from dpl.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images and corruptions made here")
     parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write TensorBoard scalars of every run there")
     parser.add_argument("--dry-run", action="store_true", help="check everything, list the runs, run nothing")
+    add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,7 +84,7 @@ def _values(case: "Case", key: str) -> set[str]:
 def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "Store") -> dict[str, str]:
     import torch
 
-    from dpl.bench import Context, run_cases, run_in_processes
+    from dpl.bench import Context
     from dpl.bench.images import check_data
     from dpl.bench.plans import Plan, write_plan
     from dpl.cli.live import board_of, log_event, watched
@@ -100,9 +102,7 @@ def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "St
             show(event)
             log_event(board, event)
 
-        if args.workers > 1:
-            return run_in_processes(cases, store, context, args.workers, threads, on_event)
-        return run_cases(cases, store, context, on_event)
+        return run_with(args, cases, store, context, on_event)
 
 
 def _print_plan(cases: "list[Case]", store: "Store", as_json: bool) -> None:

@@ -70,7 +70,8 @@ class _Board:
                 line.images, line.seconds = line.images + event.images, line.seconds + event.seconds
             else:
                 place = ",".join(event.unit.domains)[:24]
-                line.now = f"{place}: {event.accuracy:.1f} % of {event.images:,}"
+                where = f" on {event.place}" if event.place else ""
+                line.now = f"{place}: {event.accuracy:.1f} % of {event.images:,}{where}"
 
 
 @contextmanager

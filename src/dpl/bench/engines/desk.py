@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from dpl import __version__
+from dpl.allocator import keep_freed_memory
 from dpl.bench.context import Context
 from dpl.bench.engine import Event, Failure, attempt
 from dpl.bench.engines.placing import Parcel, place
 from dpl.bench.run import Outcome
 from dpl.bench.spec import Unit, file_sha256
 from dpl.extras import optional
-from dpl.allocator import keep_freed_memory
 
 __all__ = ["Hub", "Setup", "work"]
 

@@ -1,0 +1,109 @@
+"""Which engine runs a grid: this process or a few, a Ray cluster, or jobs of a Slurm cluster."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dpl.errors import SettingError
+
+if TYPE_CHECKING:
+    from dpl.bench import Case, Context, Store
+    from dpl.bench.engine import OnEvent
+
+__all__ = ["add_engine_arguments", "device_of", "run_with"]
+
+_GB = 10**9
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of all engines; docs/scale.md explains them."""
+    group = parser.add_argument_group("engine", "where the runs take place (docs/scale.md)")
+    group.add_argument("--engine", choices=("serial", "ray", "slurm"), default="serial",
+                       help="serial: here; ray: on a Ray cluster; slurm: as jobs, --workers of them")  # fmt: skip
+    group.add_argument("--device", help="cpu, cuda ... for engine serial (default: cuda where there is one)")
+    group.add_argument("--address", help="of a running Ray cluster, as auto or HOST:PORT (default: started here)")
+    group.add_argument("--cpus-per-unit", type=float, metavar="N", help="cores of a run (default: --threads, or 1)")
+    group.add_argument("--gpus-per-unit", type=float, metavar="N",
+                       help="GPUs of a run, or a share of one (default: 1 where Ray has any, else 0)")  # fmt: skip
+    group.add_argument("--memory-per-unit", type=float, metavar="GB", help="memory of a run (default: not counted)")
+    group.add_argument("--retries", type=int, default=3, metavar="N",
+                       help="how often a run whose process or node died is begun again (%(default)s)")  # fmt: skip
+    group.add_argument("--node-dir", metavar="DIR",
+                       help="folder on each node for its copy of data and weights; {node}: its id")  # fmt: skip
+    group.add_argument("--slurm", action="append", default=[], metavar="KEY=VALUE",
+                       help="hours=, executor=local, or an option of sbatch, as partition=gpu")  # fmt: skip
+
+
+def device_of(args: argparse.Namespace) -> str:
+    """Return the device of the serial engine."""
+    import torch
+
+    try:
+        return str(torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    except RuntimeError as error:
+        raise SettingError(f"--device {args.device}: no device of that name; expected cpu, cuda or cuda:N") from error
+
+
+def run_with(
+    args: argparse.Namespace, cases: "Sequence[Case]", store: "Store", context: "Context", on_event: "OnEvent"
+) -> dict[str, str]:
+    """Run the cases with the engine that was asked for; return the errors by the unit's key."""
+    from dpl.bench import run_cases, run_in_processes
+
+    if args.engine == "ray":
+        return _on_ray(args, cases, store, context, on_event)
+    if args.engine == "slurm":
+        return _on_slurm(args, cases, store, context, on_event)
+    context.device = device_of(args)
+    if args.workers > 1:
+        import torch
+
+        return run_in_processes(cases, store, context, args.workers, torch.get_num_threads(), on_event)
+    return run_cases(cases, store, context, on_event)
+
+
+def _on_ray(
+    args: argparse.Namespace, cases: "Sequence[Case]", store: "Store", context: "Context", on_event: "OnEvent"
+) -> dict[str, str]:
+    from dpl.bench.engines.on_ray import RayOptions, run_on_ray
+
+    options = RayOptions(
+        address=args.address,
+        cpus=args.cpus_per_unit or args.threads or 1,
+        gpus=args.gpus_per_unit,
+        memory=None if args.memory_per_unit is None else int(args.memory_per_unit * _GB),
+        retries=args.retries,
+        node_folder=args.node_dir,
+    )
+    return run_on_ray(cases, store, context, on_event, options)
+
+
+def _on_slurm(
+    args: argparse.Namespace, cases: "Sequence[Case]", store: "Store", context: "Context", on_event: "OnEvent"
+) -> dict[str, str]:
+    from dpl.bench.engines.on_slurm import SlurmOptions, run_on_slurm
+
+    extra = dict(_parameter(word) for word in args.slurm)
+    known = {name: extra.pop(name) for name in ("hours", "executor") if name in extra}
+    options = SlurmOptions(
+        jobs=args.workers,
+        cpus=int(args.cpus_per_unit or args.threads or 1),
+        gpus=int(args.gpus_per_unit or 0),
+        memory_gb=args.memory_per_unit,
+        retries=args.retries,
+        extra={f"slurm_{name}": value for name, value in extra.items()},
+        **known,
+    )
+    return run_on_slurm(cases, store, context, on_event, options)
+
+
+def _parameter(word: str) -> tuple[str, Any]:
+    name, equals, value = word.partition("=")
+    if not (name and equals and value):
+        raise SettingError(f"--slurm {word}: expected KEY=VALUE, as partition=gpu")
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
