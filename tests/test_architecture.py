@@ -18,7 +18,7 @@ LAYERS = [
     {"objectives"},
     {"memory", "surgery", "views"},
     {"methods"},
-    {"guard", "snapshot"},
+    {"budget", "guard", "snapshot"},
     {"adapter"},
     {"streams", "data", "backbones", "distributed", "reported", "testing", "costs", "live", "folderrecord"},
     {"training", "folderjob", "recommend"},

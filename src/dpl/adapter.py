@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -11,14 +12,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from dpl.budget import Choice, check_budget, fit, later_stages
 from dpl.errors import DplError, InputError, SettingError, SnapshotError
 from dpl.guard import Guard, GuardSettings, guard_settings
 from dpl.guard.ward import Ward, stays_on_host
 from dpl.methods.base import Fact, Method, Source
 from dpl.methods.registry import get_method
-from dpl.methods.settings import make_settings
+from dpl.methods.settings import GradientSettings, Settings, make_settings
 from dpl.snapshot import SnapshotStore, read_snapshot, write_snapshot
 from dpl.surgery import Network
+from dpl.surgery.clock import best_seconds
 from dpl.surgery.layout import channels_last, check_layout, fastest_layout
 from dpl.surgery.norm import Running
 
@@ -35,6 +38,7 @@ def adapt(
     source: Source | tuple[Tensor, Tensor] | None = None,
     guard: bool | GuardSettings | Mapping[str, Any] = False,
     layout: str = "auto",
+    budget: float | None = None,
     **settings: Any,
 ) -> AdaptiveModel:
     """Wrap a classifier so that it adapts to the images it predicts.
@@ -47,13 +51,22 @@ def adapt(
         guard: True to watch adaptation and end it where it does harm (docs/reliability.md), or the guard's settings.
         layout: memory layout of the convolutions: "auto" times channels-last against the model's own on the first
             batch and takes the faster, "channels_last" and "as_is" do not ask. Values change by rounding only.
+        budget: what a batch may cost, in units of the source's inference (1.5: half as much again). The first batch
+            tells which layers, and how many of the batches, can be learnt from within it (see `budgeted`).
         settings: the method's settings; `dpl list METHOD` shows them.
 
     Returns:
         The adaptive model: call it with a batch of images to predict and adapt.
     """
     return AdaptiveModel(
-        model, method, classifier=classifier, source=source, settings=settings, guard=guard, layout=layout
+        model,
+        method,
+        classifier=classifier,
+        source=source,
+        settings=settings,
+        guard=guard,
+        layout=layout,
+        budget=budget,
     )
 
 
@@ -142,6 +155,7 @@ class AdaptiveModel(nn.Module):
         settings: Mapping[str, Any],
         guard: bool | GuardSettings | Mapping[str, Any] | None = None,
         layout: str = "auto",
+        budget: float | None = None,
         prepared: bool = False,
     ) -> None:
         super().__init__()
@@ -163,6 +177,10 @@ class AdaptiveModel(nn.Module):
                 self._network.watch(images.to(self._network.device))
                 break
         self.layout = check_layout(layout)
+        self.budget = check_budget(budget)
+        self.budgeted: Choice | None = None  # what was chosen to fit it
+        if budget is not None and not isinstance(self.settings, GradientSettings):
+            raise SettingError(f"budget={budget!r}: {method!r} takes no gradient steps, so there is nothing to save")
         self._build(prepare=not prepared)
         if self.layout == "channels_last":
             self._apply(channels_last)
@@ -332,12 +350,39 @@ class AdaptiveModel(nn.Module):
             self._build(prepare=True)
         if self.layout == "auto":
             self._choose_layout(images)
+        if self.budget is not None and self.budgeted is None:
+            self._fit_budget(images, self.budget)
 
     def _choose_layout(self, images: Tensor) -> None:
         with self._network.norm.using(Running()):
-            self.layout = fastest_layout(self.model, images)
+            self.layout = fastest_layout(self.model, self._network.differentiate, images)
         if self.layout == "channels_last":
             self._apply(channels_last)
+
+    def _fit_budget(self, images: Tensor, budget: float) -> None:
+        """Choose what is learnt by what it costs; every measurement starts from the source and leaves it behind."""
+        asked, network = self.settings, self._network
+        if not isinstance(asked, GradientSettings):
+            return  # refused when the model was made
+        with network.norm.using(Running()):
+            inference = best_seconds(lambda: network.infer(images), network.device)
+
+        def cost_from(start: str | None) -> float:
+            self._rebuild(dataclasses.replace(asked, start=start or asked.start))
+            taken = best_seconds(lambda: self.method.step(images), network.device, runs=2)
+            if not self.method.facts.get("updated"):  # nothing was selected; other batches will cost more
+                taken = max(taken, best_seconds(lambda: network.differentiate(images), network.device, runs=2))
+            return taken / inference
+
+        self.budgeted = fit(budget, later_stages(self.model, asked.start), cost_from)
+        start, every = self.budgeted.start or asked.start, asked.every * self.budgeted.every
+        self._rebuild(dataclasses.replace(asked, start=start, every=every))
+
+    def _rebuild(self, settings: Settings) -> None:
+        """Return to the source with other settings."""
+        self._restore(self._origin)
+        self.settings = settings
+        self._build(prepare=True)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         names = ["model", "method", *self.method.optimizers] + ["guard"] * (self.guard is not None)

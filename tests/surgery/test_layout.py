@@ -27,7 +27,7 @@ def is_channels_last(model: dpl.AdaptiveModel) -> bool:
 @pytest.mark.parametrize(("as_is", "other", "expected"), [(2.0, 1.0, "channels_last"), (1.0, 2.0, "as_is")])
 def test_the_faster_layout_is_taken(monkeypatch, as_is: float, other: float, expected: str) -> None:
     clock = iter([as_is, other])
-    monkeypatch.setattr(layout, "_seconds", lambda _run, _device: next(clock))
+    monkeypatch.setattr(layout, "best_seconds", lambda _run, _device: next(clock))
     monkeypatch.setattr(layout, "_known", {})
     model = dpl.adapt(wide(), "tent")
     assert model.layout == "auto"
@@ -63,7 +63,7 @@ def test_small_networks_and_networks_without_convolutions_stay_as_they_are() -> 
 
 
 def test_a_choice_made_by_the_owner_stands(monkeypatch) -> None:
-    monkeypatch.setattr(layout, "_seconds", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(layout, "best_seconds", lambda *_: pytest.fail("measured"))
     model = dpl.adapt(wide().to(memory_format=torch.channels_last), "tent")
     model(BATCH)
     assert model.layout == "as_is"
@@ -71,7 +71,7 @@ def test_a_choice_made_by_the_owner_stands(monkeypatch) -> None:
 
 
 def test_a_snapshot_remembers_the_choice(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(layout, "_seconds", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(layout, "best_seconds", lambda *_: pytest.fail("measured"))
     model = dpl.adapt(wide(), "dpl", layout="channels_last", confidence=0.0)
     model(BATCH)
     again = dpl.load(model.save(tmp_path / "kept"), wide())

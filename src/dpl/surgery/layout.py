@@ -6,21 +6,19 @@ do, so a snapshot remembers it. Small networks, where the layout matters little 
 they are, and so does a network that its owner has already put into channels-last.
 """
 
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from dpl.errors import SettingError
-from dpl.surgery.split import logits_of
+from dpl.surgery.clock import best_seconds
 
 __all__ = ["channels_last", "check_layout", "fastest_layout"]
 
 _LAYOUTS = ("auto", "as_is", "channels_last")
 _SMALL = 200e6  # multiplications of a batch below which nothing is measured
 _ROWS = 8  # images to measure with
-_RUNS = 3
 _MARGIN = 1.03  # channels-last must win by this factor
 _known: dict[tuple[object, ...], str] = {}  # the same network and images get the same answer in one process
 
@@ -37,8 +35,8 @@ def channels_last(value: Tensor) -> Tensor:
     return value.contiguous(memory_format=torch.channels_last) if value.ndim == 4 else value
 
 
-def fastest_layout(module: nn.Module, images: Tensor) -> str:
-    """Return "channels_last" or "as_is": in which `module` runs faster, and learns if any of its parameters do."""
+def fastest_layout(module: nn.Module, run: Callable[[Tensor], None], images: Tensor) -> str:
+    """Return "channels_last" or "as_is": the layout of `module` in which `run` (a pass or a step) is faster."""
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     if images.ndim != 4 or not convolutions or _already(convolutions):
         return "as_is"
@@ -48,7 +46,7 @@ def fastest_layout(module: nn.Module, images: Tensor) -> str:
         return "as_is"
     key = (work, len(convolutions), images.shape, images.dtype, images.device, torch.get_num_threads(), learns)
     if key not in _known:
-        _known[key] = _measured(module, images[:_ROWS], learns)
+        _known[key] = _measured(module, run, images[:_ROWS])
     return _known[key]
 
 
@@ -76,43 +74,11 @@ def _multiplications(module: nn.Module, image: Tensor) -> int:
     return total
 
 
-def _measured(module: nn.Module, images: Tensor, learns: bool) -> str:
-    run = _learning(module, images) if learns else _predicting(module, images)
-    as_is = _seconds(run, images.device)
+def _measured(module: nn.Module, run: Callable[[Tensor], None], images: Tensor) -> str:
+    as_is = best_seconds(lambda: run(images), images.device)
     module._apply(channels_last)  # type: ignore[no-untyped-call]
     try:
-        other = _seconds(run, images.device)
+        other = best_seconds(lambda: run(images), images.device)
     finally:
         module._apply(lambda value: value.contiguous())  # type: ignore[no-untyped-call]
     return "channels_last" if other * _MARGIN < as_is else "as_is"
-
-
-def _learning(module: nn.Module, images: Tensor) -> Callable[[], None]:
-    parameters = [p for p in module.parameters() if p.requires_grad]
-
-    def run() -> None:
-        with torch.enable_grad():
-            torch.autograd.grad(logits_of(module(images)).float().square().mean(), parameters, allow_unused=True)
-
-    return run
-
-
-def _predicting(module: nn.Module, images: Tensor) -> Callable[[], None]:
-    def run() -> None:
-        with torch.no_grad():
-            module(images)
-
-    return run
-
-
-def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    """Return the best time of a few runs, the first not counted."""
-    best = float("inf")
-    for attempt in range(_RUNS + 1):
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if attempt > 0:
-            best = min(best, time.perf_counter() - start)
-    return best

@@ -121,6 +121,19 @@ class Network:
             _ = self.classifier  # raises if there is none to tell apart
         return select(self.module, scope, self.classifier_name, start)
 
+    @torch.no_grad()
+    def infer(self, images: Tensor) -> Tensor:
+        """Return the logits, and compute nothing else."""
+        return logits_of(self.module(images))
+
+    def differentiate(self, images: Tensor) -> None:
+        """Run the batch forward, and back through what trains if anything does; keep nothing."""
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        with torch.set_grad_enabled(bool(parameters)):
+            value = logits_of(self.module(images)).float().square().mean()
+        if value.requires_grad:
+            torch.autograd.grad(value, parameters, allow_unused=True)
+
     def watch(self, images: Tensor) -> bool:
         """Run one image; confirm the classifier by it, and return False if another one was found and taken instead."""
         guess = self.classifier_name

@@ -17,8 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dpl.errors import SettingError
 
 __all__ = [
-    "Batch", "Blend", "Chosen", "NormControl", "Recall", "Rule", "Running", "Track", "blend", "install", "parse_norm",
-    "uninstall",
+    "Batch", "Blend", "Chosen", "NormControl", "Recall", "Rule", "Running", "Track", "blend", "has_statistics",
+    "install", "parse_norm", "uninstall",
 ]  # fmt: skip
 
 Forward = Callable[[Tensor], Tensor]
@@ -190,6 +190,11 @@ def uninstall(module: nn.Module) -> None:
         if isinstance(layer, _BatchNorm):
             layer.__class__ = _original_class(layer)
             layer.__dict__.pop("norm_control", None)
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Say whether `module` has BatchNorm layers with running statistics."""
+    return any(isinstance(layer, _BatchNorm) and layer.running_mean is not None for layer in module.modules())
 
 
 def blend(share: float) -> Rule:

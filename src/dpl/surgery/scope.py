@@ -37,12 +37,13 @@ def select(module: nn.Module, scope: str, classifier: str | None, start: str | N
 
 def _from(module: nn.Module, start: str) -> set[str]:
     """Return the names of the parameters that are defined in the module `start` or after it."""
-    names = [name for name, _ in module.named_modules()]
-    if start not in names[1:]:
-        raise ModelError(f"start={start!r} is not a module of this network; it has {', '.join(names[1:13])}, ...")
+    names = [name for name, _ in module.named_modules() if name]
+    first = next((n for n in names if n == start or n.endswith(f".{start}")), None)  # also inside wrappers
+    if first is None:
+        raise ModelError(f"start={start!r} is not a module of this network; it has {', '.join(names[:12])}, ...")
     kept, reached = set(), False
     for owner, layer in module.named_modules():
-        reached = reached or owner == start
+        reached = reached or owner == first
         if reached:
             kept |= {f"{owner}.{name}" for name, _ in layer.named_parameters(recurse=False)}
     return kept
