@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from dpl.guard import GuardSettings
-from dpl.guard.health import Health, Signals
+from dpl.guard.health import Health, Signals, _explained
 
 CLASSES = 10
 
@@ -129,12 +129,47 @@ def test_a_stream_of_few_classes_is_poor(classes: int, present: int, poor: bool)
     assert feed(logits, logits)[0].poor is poor
 
 
+def blurred(seed: int) -> Tensor:
+    """Logits without groups: answers of all classes, none of them decided."""
+    return torch.randn(32, CLASSES, generator=torch.Generator().manual_seed(seed))
+
+
 def test_a_poor_stream_is_enriched_by_an_adapted_model_that_sees_more() -> None:
-    few, many = [sure_of(labels(32, i) % 2) for i in range(9)], [sure_of(labels(32, i)) for i in range(9)]
-    health, _ = feed(few, many)
+    few = [sure_of(labels(32, i) % 2) for i in range(9)]
+    health, signals = feed(few, [blurred(i) for i in range(9)])
     assert health.poor
     assert health.enriched
+    assert not signals[-1].distinct
     assert not feed(few, few)[0].enriched
+
+
+def test_a_source_of_few_classes_is_not_believed_against_distinct_answers() -> None:
+    """What a broken source calls one class, the adapted model takes apart into groups: the stream is not poor."""
+    few, many = [sure_of(labels(32, i) % 2, 0.8) for i in range(40)], [sure_of(labels(32, i)) for i in range(40)]
+    health, signals = feed(few, many)
+    assert signals[-1].distinct
+    assert signals[-1].shuffled
+    assert not health.poor
+    assert health.lost == 0
+    torn = [answer + 0.8 * answer.roll(1, dims=1) for answer in many]  # the second answer is nearly as good
+    assert feed(few, torn)[0].poor, "groups that are less decided than the source's answers are not believed"
+
+
+def test_what_answers_explain_is_what_the_words_say() -> None:
+    """A slow twin: variance between the answers' groups over all variance, less what chance explains."""
+    logits = torch.randn(40, CLASSES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    answers = logits.argmax(dim=1)
+    groups = sorted(set(answers.tolist()))
+    centre = logits.mean(dim=0)
+    between = 0.0
+    for name in groups:
+        rows = [row for row in range(40) if int(answers[row]) == name]
+        between += len(rows) * float((logits[rows].mean(dim=0) - centre).square().sum())
+    share = between / sum(float((row - centre).square().sum()) for row in logits)
+    explained, weight = _explained(logits, answers)
+    chance = (len(groups) - 1) / 39
+    assert explained / weight == pytest.approx((share - chance) / (1 - chance))
+    assert _explained(logits[:1], answers[:1]) == [0, 0]
 
 
 def test_regret_is_what_the_words_say() -> None:

@@ -13,11 +13,18 @@ Confidence alone deceives: entropy minimisers gain it by forgetting classes. So 
   answers rightly (as long as both models see the same class most), and spreading them is what batch statistics do when
   they fail; it costs a little.
 
+A source that a strong shift has broken also answers with few classes, in a stream that has all of them; then spreading
+the answers is the cure. Both look alike to the source. They differ in the adapted answers: *distinct* ones are about
+as decided as the source's (the margin between first and second answer, in units of the row's own spread, so that no
+scale matters) and fall into groups (share of the logits' variance that the answers explain). Answers of more classes
+than the source's that are distinct are believed: the stream is not poor.
+
 What exceeds the allowance is summed over rows and never falls below zero (CUSUM): `lost` is an estimate of how many
 answers adaptation cost since it last did well. One batch of eight rows can say little; many can.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +40,7 @@ __all__ = ["Health", "Signals"]
 _RECENT = 32  # the most frequent class
 _SCALE = 64  # the scale of the logits (rows on which both models agree)
 _LONG = 8  # times `memory`: how often neighbours agree by chance
+_STRUCTURE = 256  # whether the adapted answers are distinct
 
 _PRIOR = 32  # rows of doubt about the balance of classes
 _DEAD_ZONE = 0.05  # nats of entropy that differ by chance
@@ -40,6 +48,8 @@ _CREDIT = 0.1  # answers that one nat of better balance is worth in a shuffled s
 _DEBIT = 0.08  # answers that one nat of wider spread costs in a sorted or poor one
 _SORTED = 0.2  # how much more often than by chance neighbours agree in a stream sorted by class
 _RICHER = 1.2
+_DECIDED = 0.9  # margin against the source's
+_GROUPED = 0.45  # share of variance explained; answers to a single class, spread at random, explain 0.4
 _EPS = 1e-12
 
 
@@ -56,6 +66,7 @@ class Signals:
     classes: float  # effective number of classes of the source's answers, recently
     adapted_classes: float  # the same of the adapted model's
     shuffled: bool  # neither sorted by class nor poor in classes
+    distinct: bool  # the adapted answers are decided and fall into groups
 
 
 class Health(Stateful):
@@ -66,11 +77,14 @@ class Health(Stateful):
     usual: Tensor | None  # [C] the source's answers over a long time
     latest: Tensor | None  # the source's answer for the row looked at last
     sums: Tensor  # lost; logit variance of source, of adapted; neighbours that agree, pairs of neighbours
+    structure: Tensor  # margins of source, of adapted; variance explained by the adapted answers, of how much
 
     def __init__(self, settings: GuardSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.declare(balance=None, recent=None, usual=None, latest=None, sums=torch.zeros(5, dtype=torch.float64))
+        self.declare(balance=None, recent=None, usual=None, latest=None)
+        self.declare(sums=torch.zeros(5, dtype=torch.float64), structure=torch.zeros(4, dtype=torch.float64))
+        self._seen: _Balance | None = None  # read off the declared values, until they change
 
     @property
     def lost(self) -> float:
@@ -79,12 +93,18 @@ class Health(Stateful):
 
     def restart(self) -> None:
         """Forget everything about the adapted model; what is known of the stream stays."""
-        self.balance = self.recent = None
+        self.balance = self.recent = self._seen = None
         self.sums[:3] = 0.0
+        self.structure.zero_()
 
     def forgive(self) -> None:
         """Forget the loss alone: the model was put back, the stream is the same."""
         self.sums[0] = 0.0
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Set everything to a copy of `state`."""
+        super().restore(state)
+        self._seen = None
 
     def move(self, transfer: object) -> None:
         """Stay on the host: everything is read there."""
@@ -99,9 +119,13 @@ class Health(Stateful):
                 _belief(source, own, other) - _belief(adapted * scale, other, own),
                 (own != other).to(source.dtype),
                 _confidence(adapted) - _confidence(source),
+                _margin(source),
+                _margin(adapted),
             ]
         )
-        regret, disagreement, confidence = facts.double().mean(dim=1).tolist()
+        regret, disagreement, confidence, *margins = facts.double().mean(dim=1).tolist()
+        fresh = torch.tensor([*(m * len(own) for m in margins), *_explained(adapted, other)], dtype=torch.float64)
+        self.structure = self.structure * _decay(_STRUCTURE, len(own)) + fresh
         self._count(torch.stack([own, other]).cpu(), source.shape[1])
         return self._conclude(len(own), regret, disagreement, confidence)
 
@@ -126,7 +150,7 @@ class Health(Stateful):
 
     def _follow_stream(self, answers: Tensor, classes: int) -> None:
         """Count the source's answers over a long time, and neighbours that got the same one."""
-        rows, memory = len(answers), self.settings.memory
+        rows, memory, self._seen = len(answers), self.settings.memory, None
         counts = torch.bincount(answers, minlength=classes).double()
         self.usual = _add(self.usual, counts, _decay(_LONG * memory, rows))
         joined = answers if self.latest is None else torch.cat([self.latest, answers])
@@ -150,12 +174,17 @@ class Health(Stateful):
             classes=seen.classes[0],
             adapted_classes=seen.classes[1],
             shuffled=seen.shuffled,
+            distinct=seen.distinct,
         )
 
     def _assess(self) -> "_Balance":
-        """Read the balance of classes off the memory."""
+        """Return the balance of classes."""
+        self._seen = self._seen or self._read_balance()
+        return self._seen
+
+    def _read_balance(self) -> "_Balance":
         if self.balance is None or self.recent is None or self.usual is None:
-            return _Balance([0.0, 0.0], 0.0, 0.0, False, False)
+            return _Balance([0.0, 0.0], 0.0, 0.0, False, False, False)
         shares = self.balance / self.balance.sum(dim=1, keepdim=True)
         entropies = (-(shares * (shares + _EPS).log()).sum(dim=1)).tolist()
         rows, pairs = float(self.balance[0].sum()), float(self.sums[4])
@@ -163,11 +192,18 @@ class Health(Stateful):
         few = self.settings.min_classes * min(rows, self.balance.shape[1])
         by_chance = float((self.usual / self.usual.sum()).square().sum())
         excess = (float(self.sums[3]) / max(pairs, 1.0) - by_chance) * min(1.0, pairs / _PRIOR)
-        poor = math.exp(entropies[0]) < few
+        own, adapted = (math.exp(h) for h in entropies)
+        distinct = self._distinct()
+        poor = own < few and not (distinct and adapted > _RICHER * own)
         shuffled = excess < _SORTED and not poor
         same_class = int(self.recent[0].argmax()) == int(self.recent[1].argmax())
         narrowing = max(0.0, -gain - _DEAD_ZONE) if shuffled or not same_class else 0.0
-        return _Balance([math.exp(h) for h in entropies], gain, narrowing, shuffled, poor)
+        return _Balance([own, adapted], gain, narrowing, shuffled, poor, distinct)
+
+    def _distinct(self) -> bool:
+        """Say whether the adapted answers are about as decided as the source's and fall into groups."""
+        ours, theirs, explained, weight = self.structure.tolist()
+        return bool(weight > 0 and theirs >= _DECIDED * ours and explained >= _GROUPED * weight)
 
     @property
     def shuffled(self) -> bool:
@@ -193,6 +229,7 @@ class _Balance:
     narrowing: float
     shuffled: bool
     poor: bool
+    distinct: bool
 
 
 def _decay(memory: float, rows: float) -> float:
@@ -211,3 +248,21 @@ def _belief(logits: Tensor, answer: Tensor, rival: Tensor) -> Tensor:
 
 def _confidence(logits: Tensor) -> Tensor:
     return logits.softmax(dim=1).amax(dim=1)
+
+
+def _margin(logits: Tensor) -> Tensor:
+    """Return the distance between each row's first and second answer, in units of the row's spread [n]."""
+    first, second = logits.topk(min(2, logits.shape[1]), dim=1).values[:, [0, -1]].unbind(dim=1)
+    return (first - second) / logits.std(dim=1, correction=0).clamp(min=_EPS)
+
+
+def _explained(logits: Tensor, answers: Tensor) -> list[float]:
+    """Return how much of the logits' variance the answers explain beyond chance, and of how much at most."""
+    names, group = answers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    rows, groups = len(answers), len(names)
+    centred = logits - logits.mean(dim=0)
+    sums = centred.new_zeros(groups, logits.shape[1]).index_add_(0, group, centred)
+    sizes = torch.bincount(group, minlength=groups)
+    between = (sums.square().sum(dim=1) / sizes).sum()
+    share = float(between / centred.square().sum().clamp(min=_EPS))
+    return [share * (rows - 1) - (groups - 1), float(rows - groups)]
