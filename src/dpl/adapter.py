@@ -218,7 +218,7 @@ class AdaptiveModel(nn.Module):
         if not self.method.due():
             self.method.facts = {"updated": False, "reason": "only some batches are learnt from (setting 'every')"}
             return self.method.predict(images).detach()
-        return self.method.step(images).detach()
+        return self.method.act(images).detach()
 
     def _reins(self, images: Tensor) -> Ward:
         """Hand the model over to the guard, once the network has accepted such images."""

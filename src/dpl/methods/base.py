@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dpl.errors import SettingError
+from dpl.methods.norm_choice import NormChoice
 from dpl.methods.optimizer import NamedOptimizer
 from dpl.methods.random import Random
 from dpl.methods.registry import MethodInfo
 from dpl.methods.settings import GradientSettings, Settings
 from dpl.methods.state import Stateful
 from dpl.surgery import Network, Pass
-from dpl.surgery.norm import parse_norm
+from dpl.surgery.norm import Chosen, has_statistics, parse_norm
 
 __all__ = ["Fact", "GradientMethod", "Method", "Objective", "Source", "Term"]
 
@@ -62,7 +63,10 @@ class Method(Stateful, Generic[S]):
         self.settings = settings
         self.facts: dict[str, Fact] = {}
         self.random = Random(settings.seed, network.device)
-        network.norm.rule = parse_norm(settings.norm)
+        self.norm_choice: NormChoice | None = None
+        network.norm.rule = rule = parse_norm(settings.norm)
+        if isinstance(rule, Chosen) and has_statistics(network.module):
+            self.declare_part("norm_choice", NormChoice(network, rule))
         network.module.requires_grad_(False)
 
     @property
@@ -84,6 +88,15 @@ class Method(Stateful, Generic[S]):
 
     def prepare(self, source: Source | None) -> None:
         """Compute what must be known before the first batch from labelled source batches (images, labels)."""
+
+    def act(self, images: Tensor) -> Tensor:
+        """Choose what is chosen from the stream (norm="auto"), then predict the batch and adapt to it."""
+        if self.norm_choice is None:
+            return self.step(images)
+        self.norm_choice.prepare(images)
+        logits = self.step(images)
+        self.facts["norm"] = self.norm_choice.share
+        return logits
 
     def step(self, images: Tensor) -> Tensor:
         """Predict a batch and adapt to it; return the logits."""

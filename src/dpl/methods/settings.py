@@ -37,7 +37,7 @@ class Settings:
     norm: str | float = setting(
         "running",
         "BatchNorm statistics: 'running', 'batch', 'track' (the batch's, which also move the running ones), "
-        "or the batch's share in a blend",
+        "the batch's share in a blend, or 'auto' (that share chosen from the stream)",
     )
     seed: int = setting(0, "seed of the method's own random generator", low=0)
 

@@ -1,0 +1,113 @@
+"""The code of the pages runs as it stands there."""
+
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import dpl
+from docs.pages import DOCS, ROOT, blocks
+from dpl.backbones import create
+from dpl.cli import COMMANDS, main
+from dpl.methods import registry
+
+pytest.importorskip("sklearn", reason="needs the demo extra")
+pytest.importorskip("mlxtend", reason="needs the demo extra")
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Pages write into a folder of their own, and a method registered by one is gone afterwards."""
+    monkeypatch.chdir(tmp_path)
+    registry._load_all()
+    known = dict(registry._methods)
+    yield
+    registry._methods.clear()
+    registry._methods.update(known)
+
+
+def run(page: Path, given: dict[str, Any] | None = None, replace: dict[str, str] | None = None) -> dict[str, Any]:
+    """Run the Python blocks of a page one after the other; return what they defined, and what they printed."""
+    names: dict[str, Any] = {"__name__": "page", **(given or {})}
+    printed = io.StringIO()
+    for block in blocks(page, "python"):
+        if block.runs:
+            text = block.text
+            for old, new in (replace or {}).items():
+                text = text.replace(old, new)
+            code = compile("\n" * block.line + text, str(page), "exec")  # line numbers of the page
+            with contextlib.redirect_stdout(printed):
+                exec(code, names)
+    return names | {"printed": printed.getvalue()}
+
+
+def test_getting_started() -> None:
+    page = DOCS / "getting-started.md"
+    names = run(page)
+    assert names["adapted"] > names["before"] + 120, "adapting should gain a lot on this stream"
+    told = [float(figure) for figure in re.findall(r"`source ([\d.]+) %, adapting ([\d.]+) %`", page.read_text())[0]]
+    measured = [names["before"] / 6.4, names["adapted"] / 6.4]
+    assert told == pytest.approx(measured, abs=3), "the page shows other figures than the code prints"
+    assert "updated=" in names["printed"]
+
+
+def test_getting_started_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its commands, with a network that needs no download in place of resnet50."""
+    generator = torch.Generator().manual_seed(0)
+    for kind in ("cat", "dog"):
+        (tmp_path / "photos" / kind).mkdir(parents=True)
+        for number in range(4):
+            pixels = torch.randint(256, (32, 32, 3), generator=generator, dtype=torch.uint8)
+            Image.fromarray(pixels.numpy()).save(tmp_path / "photos" / kind / f"{number}.png")
+    save_file(create("debug_cnn").state_dict(), tmp_path / "weights.safetensors")
+    commands = [block.text.splitlines() for block in blocks(DOCS / "getting-started.md", "bash") if block.runs]
+    assert sum(map(len, commands)) == 4
+    for line in [line for lines in commands for line in lines]:
+        words = shlex.split(line.replace("resnet50 --pretrained", "debug_cnn --weights weights.safetensors"))
+        assert main(words[1:]) == 0, line
+    out = capsys.readouterr().out
+    assert "8 images predicted" in out
+    assert "resumed" in out
+    assert len(Path("predictions.csv").read_text().splitlines()) == 9
+
+
+def test_readme() -> None:
+    """The ten lines, with a smaller network at random in place of a download, and a short stream of small images."""
+    stream = [torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    names = run(ROOT / "README.md", {"stream": stream}, {'"resnet50", pretrained=True': '"resnet18"'})
+    assert isinstance(names["model"], dpl.AdaptiveModel)
+    again = names["model"].predict(stream[0])
+    assert torch.allclose(again, names["network"](stream[0]), atol=1e-4), "after reset"
+    assert isinstance(dpl.load("snapshots/today", names["network"]), dpl.AdaptiveModel)
+
+
+def test_front_page() -> None:
+    names = run(DOCS / "index.md", {"network": create("debug_cnn"), "images": torch.rand(4, 3, 32, 32)})
+    assert names["logits"].shape == (4, 10)
+
+
+def test_adding_a_method() -> None:
+    """The worked example passes the conformance suite, alone and with the DPL loss added."""
+    names = run(DOCS / "adding-a-method.md")
+    assert "balanced_entropy" in dpl.list_methods()
+    assert names["model"].last.updated
+    assert names["model"].last.selected == 1.0
+
+
+def test_faq() -> None:
+    names = run(DOCS / "faq.md")
+    assert "False no sample to learn from" in names["printed"]
+    assert names["logits"].dtype == torch.bfloat16
+
+
+def test_readme_mentions_every_command() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert not [command for command in COMMANDS if not re.search(rf"`dpl {command}\b|make {command}\b", text)]
