@@ -6,9 +6,9 @@ not the stream's, so sums are kept over batches, and the plug-in entropy's bias 
 
 I alone is fooled where the images of a batch are of one class: its statistics make them look different from each other,
 and I grows. So the stream is asked whether it is mixed (dpl.methods.stream_order). Where it is not, only what differs
-*between* batches counts, H(mean p) - mean over batches of H(batch mean). A run of one class that has not ended yet cannot
-be told that way. There a source that is right is sure of its few answers and keeps them under the smallest share, and
-of one that is not sure the information seems to multiply: in both cases the source's statistics stay for a while.
+*between* batches counts, H(mean p) - mean over batches of H(batch mean). A run of one class that has not ended yet
+cannot be told that way. There a source that is right is sure of its few answers and keeps them under the smallest
+share, and of one that is not sure the information seems to multiply: in both cases its statistics stay for a while.
 """
 
 import math
