@@ -1,0 +1,142 @@
+"""How time and memory grow: with the batch, the classes, the image and the length of the stream.
+
+python benchmarks/growth.py [--out growth.json] [--picture growth.png] [--quick]
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dpl
+from dpl.allocator import keep_freed_memory
+from dpl.backbones.cifar_resnet import CifarResNet
+from dpl.costs import forget_peak, peak_memory
+
+METHODS = ("source", "tent", "dpl", "t3a")
+LONG = (
+    "tent",
+    "dpl",
+    "dpl_dagger",
+    "t3a",
+    "tsd",
+    "tast",
+    "lame",
+    "eta",
+    "cotta",
+    "rotta",
+    "note",
+    "adacontrast",
+    "roid",
+)
+Points = dict[str, list[tuple[int, float, float]]]
+
+
+def main() -> None:
+    """Measure the four curves, print them, write JSON and a picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("growth.json"))
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--batches", type=int, default=10_000, help="length of the long streams")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the points, to see that it runs")
+    args = parser.parse_args()
+    keep_freed_memory()
+    thin = slice(None, None, 4) if args.quick else slice(None)
+    curves = {
+        "batch size": over([1, 2, 4, 8, 16, 32, 64, 128, 256, 512][thin], lambda n: (small(), random_images(n))),
+        "classes": over([10, 100, 1_000, 4_096, 10_000, 21_843][thin], lambda n: (small(n), random_images(32))),
+        "pixels a side": over([16, 32, 64, 96, 128, 192][thin], lambda n: (small(), random_images(16, n))),
+    }
+    found: dict[str, Any] = curves | {"stream length": long_streams(args.batches // (50 if args.quick else 1))}
+    args.out.write_text(json.dumps(found, indent=1))
+    if args.picture:
+        draw(found, args.picture)
+
+
+def small(classes: int = 10) -> nn.Module:
+    """Return CIFAR ResNet-20."""
+    torch.manual_seed(0)
+    return CifarResNet(20, classes).eval()
+
+
+def random_images(count: int, size: int = 32) -> Tensor:
+    """Return random images in [0, 1]."""
+    return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def over(values: list[int], subject: Callable[[int], tuple[nn.Module, Tensor]]) -> Points:
+    """Return milliseconds per batch and peak megabytes of each method for each value."""
+    points: Points = {method: [] for method in METHODS}
+    for value in values:
+        net, images = subject(value)
+        for method in METHODS:
+            settings = {"confidence": 0.0} if method == "dpl" else {}
+            model = dpl.adapt(net, method, **settings)
+            model(images)
+            forget_peak()
+            before = peak_memory() or 0
+            seconds = min(timed(model, images) for _ in range(3))
+            points[method].append((value, 1e3 * seconds, ((peak_memory() or 0) - before) / 2**20))
+            print(f"{value:7d} {method:10s} {1e3 * seconds:9.1f} ms a batch", flush=True)
+    return points
+
+
+def timed(model: dpl.AdaptiveModel, images: Tensor) -> float:
+    """Return the seconds of one step."""
+    begun = time.perf_counter()
+    model(images)
+    return time.perf_counter() - begun
+
+
+def long_streams(batches: int) -> dict[str, list[tuple[int, float, float]]]:
+    """Return resident memory (MB) and milliseconds per batch along a stream of ever new images."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    )
+    curves: dict[str, list[tuple[int, float, float]]] = {}
+    for method in LONG:
+        settings = {"confidence": 0.0} if method.startswith("dpl") else {"views": 1} if method == "cotta" else {}
+        model, draw_images = dpl.adapt(net, method, **settings), torch.Generator().manual_seed(0)
+        curves[method], begun = [], time.perf_counter()
+        for number in range(1, batches + 1):
+            model(torch.rand(8, 3, 12, 12, generator=draw_images))
+            if number % max(batches // 10, 1) == 0:
+                each = (time.perf_counter() - begun) / max(batches // 10, 1)
+                curves[method].append((number, 1e3 * each, resident()))
+                begun = time.perf_counter()
+        grown = curves[method][-1][2] - curves[method][0][2]
+        print(f"{method:12s} {batches} batches: {grown:+.1f} MB after the first tenth", flush=True)
+    return curves
+
+
+def resident() -> float:
+    """Return the resident memory of this process in megabytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Draw one panel for each curve."""
+    from dpl.extras import optional
+
+    plt = optional("matplotlib.pyplot", "bench")
+    figure, axes = plt.subplots(1, 4, figsize=(13, 3.2), constrained_layout=True)
+    for axis, (name, points) in zip(axes, found.items(), strict=True):
+        memory = name == "stream length"
+        for method, values in points.items():
+            axis.plot([v[0] for v in values], [v[2 if memory else 1] for v in values], marker=".", label=method)
+        axis.set(xlabel=name, ylabel="resident memory, MB" if memory else "ms a batch")
+        if not memory:
+            axis.set(xscale="log", yscale="log")
+        axis.legend(fontsize=6 if memory else 8, ncols=2 if memory else 1, frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

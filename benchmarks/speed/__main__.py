@@ -1,0 +1,126 @@
+"""Run with `make bench`, or `python -m speed --help` in benchmarks/ for parts of it."""
+
+import argparse
+import copy
+import json
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dpl
+from dpl.methods.registry import get_method
+
+from .measure import Contender, floor_step, peak_of, source_step, time_in_turns
+from .networks import SUBJECTS, half_confident, make_images, make_network
+from .usual import LR, USUAL
+
+CORE = [
+    "source", "norm", "tent", "pl", "shot_im", "eta", "sar", "t3a", "lame", "tsd", "cotta", "domainadaptor", "roid",
+    "dpl_o", "dpl_star", "dpl", "dpl_dagger", "dpl_dagger:carry_over",
+]  # fmt: skip
+LARGE = ("resnet50", "vit_small", "mobilenet_v2")  # measured with the core methods unless --all is given
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Measure, print a table for each network, write JSON."""
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    rows: list[Row] = []
+    for key in args.networks:
+        methods = args.methods or (CORE if key in LARGE and not args.all else _every_method())
+        rows += measure_network(key, methods, args.rounds)
+        args.out.write_text(json.dumps({"threads": args.threads, "torch": torch.__version__, "rows": rows}, indent=1))
+    print(f"\nwritten to {args.out}")
+
+
+def measure_network(key: str, methods: list[str] | tuple[str, ...], rounds: int) -> list[Row]:
+    """Measure the methods on one network; prints as it goes."""
+    subject = SUBJECTS[key]
+    images = make_images(subject)
+    net = make_network(subject, images)
+    print(f"\n{key}, {subject.size} pixels, batch {subject.batch}\n{_HEAD}", flush=True)
+    rows = []
+    for name in methods:
+        try:
+            row = measure_method(name, net, images, rounds)
+        except dpl.DplError as error:
+            row = {"method": name, "error": str(error)}
+        rows.append({"network": key, "size": subject.size, "batch": subject.batch} | row)
+        print(_line(rows[-1]), flush=True)
+    return rows
+
+
+def measure_method(name: str, net: nn.Module, images: Tensor, rounds: int) -> Row:
+    """Time one method beside its floor, source inference and the usual way."""
+    confidence = half_confident(net, images)
+    model = _adapted(name, net, images, confidence)
+    ours = Contender("ours", model)
+    contenders = [Contender("source", source_step(copy.deepcopy(net))), ours]
+    if model.trainable and not any(part.startswith(("prebn", "tast")) for part in model.trainable):
+        contenders.append(Contender("floor", floor_step(copy.deepcopy(net), model)))
+    usual = USUAL.get(name.split(":")[0])
+    if usual is not None:
+        contenders.append(Contender("usual", usual(copy.deepcopy(net), confidence), keeps_memory=False))
+    else:  # no other way was written: the same code without what makes it fast
+        slow = _adapted(name, net, images, confidence, layout="as_is")
+        contenders.append(Contender("plain", slow, keeps_memory=False))
+    times = time_in_turns(contenders, images, rounds)
+    peaks = {f"peak_{c.name}": round(peak_of(c, images), 1) for c in contenders if c.name != "floor"}
+    return {"method": name, "layout": model.layout, "updated": bool(model.last["updated"])} | times | peaks
+
+
+def _adapted(name: str, net: nn.Module, images: Tensor, confidence: float, **options: Any) -> dpl.AdaptiveModel:
+    method, _, style = name.partition(":")
+    known = {field.name for field in fields(get_method(method).settings_class)}
+    wanted = {
+        "lr": LR,
+        "confidence": confidence,
+        "style": style or None,
+        "threshold": 1.0 if method == "cotta" else None,
+    }
+    settings = {key: value for key, value in wanted.items() if key in known and value is not None}
+    labels = net(images[:8]).argmax(dim=1)
+    source = (images[:8], labels) if get_method(method).info.source != "never" else None
+    return dpl.adapt(net, method, source=source, **options, **settings)
+
+
+def _every_method() -> list[str]:
+    names = [info.name for info in dpl.list_methods()]
+    return [*names, "dpl_dagger:carry_over", "tent+dpl"]
+
+
+_HEAD = (
+    f"{'method':24s} {'img/s':>8s} {'x source':>9s} {'x floor':>8s} {'usual/ours':>11s} {'peak MB':>8s} {'usual':>8s}"
+)
+
+
+def _line(row: Row) -> str:
+    if "error" in row:
+        return f"{row['method']:24s} {row['error'][:80]}"
+    other = "usual" if "usual" in row else "plain"
+    floor = row["ours"] / row["floor"] if "floor" in row else math.nan
+    return (
+        f"{row['method']:24s} {1e3 / row['ours']:8.1f} {row['ours'] / row['source']:9.2f} {floor:8.2f} "
+        f"{row[other] / row['ours']:10.2f}{'*' if other == 'plain' else ' '} {row['peak_ours']:8.0f} "
+        f"{row[f'peak_{other}']:8.0f}" + ("" if row["updated"] or "floor" not in row else "  (took no step)")
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="speed", description=__doc__)
+    parser.add_argument("--networks", nargs="+", default=list(SUBJECTS), choices=list(SUBJECTS))
+    parser.add_argument("--methods", nargs="+", help="default: every method, the core ones on large networks")
+    parser.add_argument("--all", action="store_true", help="every method on every network")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path, default=Path("speed.json"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The networks that are measured, with classifiers that tell the images of a batch apart."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpl.extras import optional
+from dpl.surgery import Network
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network of a name, the size of its images, and how many make a batch."""
+
+    name: str
+    size: int
+    batch: int
+
+
+SUBJECTS = {
+    "resnet20": Subject("resnet20", 32, 64),
+    "resnet18": Subject("resnet18", 224, 16),
+    "resnet50": Subject("resnet50", 224, 8),
+    "efficientnet_lite0": Subject("tf_efficientnet_lite0", 128, 32),
+    "mobilenet_v2": Subject("mobilenetv2_100", 224, 16),
+    "vit_small": Subject("vit_small_patch16_224", 224, 8),
+}
+
+
+def make_images(subject: Subject) -> Tensor:
+    """Return smooth random images in [0, 1] that differ in colour, contrast and structure."""
+    draw = torch.Generator().manual_seed(0)
+    coarse = torch.rand(subject.batch, 3, 7, 7, generator=draw)
+    fine = torch.rand(subject.batch, 3, subject.size, subject.size, generator=draw)
+    smooth = torch.nn.functional.interpolate(coarse, subject.size, mode="bilinear")
+    return (0.8 * smooth + 0.2 * fine).clamp(0, 1)
+
+
+def make_network(subject: Subject, images: Tensor) -> nn.Module:
+    """Return the network with weights that predict different classes: a loss over one class would cost nothing."""
+    torch.manual_seed(0)
+    net = (
+        _cifar()
+        if subject.name == "resnet20"
+        else optional("timm", "bench").create_model(subject.name, num_classes=CLASSES)
+    )
+    network = Network(net.eval(), needs_classifier=True)
+    with torch.no_grad():
+        features = network(images).z
+        centred = features - features.mean(dim=0)
+        groups = torch.arange(len(images)) % CLASSES
+        rows = torch.stack([centred[groups == k].sum(dim=0) for k in range(CLASSES)])
+        rows = 6 * rows / (centred @ rows.T).amax().clamp(min=1e-12)
+        head = net.get_submodule(network.classifier_name or "")
+        head.weight.copy_(rows)
+        head.bias.copy_(-(rows @ features.mean(dim=0)))
+    return net.eval()
+
+
+def half_confident(net: nn.Module, images: Tensor) -> float:
+    """Return the threshold above which half of the batch is confident."""
+    with torch.no_grad():
+        return float(net(images).softmax(dim=1).amax(dim=1).median())
+
+
+def _cifar() -> nn.Module:
+    from dpl.backbones.cifar_resnet import CifarResNet
+
+    return CifarResNet(20, CLASSES)
