@@ -84,6 +84,8 @@ class FolderResult:
     batches: int = 0
     resumed: int = 0  # images that an earlier run had done
     failed: list[list[str]] = field(default_factory=list)  # [path, reason]
+    guard: dict[str, int] | None = None  # how often the guard took each action; None without a guard
+    by_source: int = 0  # images that the guard had answered by the source model
     latest: dict[str, float] = field(default_factory=dict)  # figures of the last batch
 
     @property
@@ -140,9 +142,10 @@ def _predict(
             with record.work.counted(len(images)):
                 logits = model(images)
             record.note(model, len(images), time.perf_counter() - start)
-            rows = _rows(job, batch, logits, result)
+            answered = _answered(job, model, batch, result)
+            rows = _rows(job, batch, answered, logits, result)
             if job.with_source:
-                _add_source(rows, network, images, record, result)
+                _add_source(rows, network, images[answered], record, result)
             writer.writerows(rows)
             result.updates += bool(model.last.get("updated", False))
         result.batches += 1
@@ -163,14 +166,28 @@ def _add_source(
     network.train(training)
     for row, answer in zip(rows, answers, strict=True):
         row.append(answer)
-    result.latest["agreement"] = sum(row[1] == row[-1] for row in rows) / len(rows)
+    result.latest["agreement"] = sum(row[1] == row[-1] for row in rows) / max(1, len(rows))
 
 
-def _rows(job: FolderJob, batch: Batch, logits: torch.Tensor, result: FolderResult) -> list[list[Any]]:
-    confidence, predicted = (part.tolist() for part in logits.float().softmax(dim=1).max(dim=1))
+def _answered(job: FolderJob, model: AdaptiveModel, batch: Batch, result: FolderResult) -> list[int]:
+    """Return the rows that got an answer; note those that the guard set aside and what else it did."""
+    if model.guard is None:
+        return list(range(len(batch)))
+    aside = model.last["set_aside"]
+    result.failed += [[job.images.where(int(batch.indices[row])), reason] for row, reason in aside.items()]
+    result.guard = dict(model.guard.counts)
+    answered = [row for row in range(len(batch)) if row not in aside]
+    result.by_source += len(answered) * (model.last["guard"]["answered_by"] == "source")
+    return answered
+
+
+def _rows(
+    job: FolderJob, batch: Batch, answered: list[int], logits: torch.Tensor, result: FolderResult
+) -> list[list[Any]]:
+    confidence, predicted = (part.tolist() for part in logits[answered].float().softmax(dim=1).max(dim=1))
     rows = []
     for index, label, top, guess in zip(
-        batch.indices.tolist(), batch.labels.tolist(), confidence, predicted, strict=True
+        batch.indices[answered].tolist(), batch.labels[answered].tolist(), confidence, predicted, strict=True
     ):
         name = job.names[guess] if guess < len(job.names) else ""
         known = job.names[label] if 0 <= label < len(job.names) else ""
@@ -178,7 +195,7 @@ def _rows(job: FolderJob, batch: Batch, logits: torch.Tensor, result: FolderResu
         result.labelled += label >= 0
         result.correct += label >= 0 and label == guess
     result.images += len(rows)
-    result.latest = {"confidence": sum(confidence) / len(confidence)}
+    result.latest = {"confidence": sum(confidence) / max(1, len(confidence))}
     return rows
 
 
@@ -199,10 +216,12 @@ def _continue(
         return model, FolderResult(), None
     manifest = read_manifest(job.snapshot)
     notes = manifest["notes"]
-    same = (manifest["method"], notes.get("job")) == (model.method.info.name, job.fingerprint())
-    if not same or manifest["settings"] != json.loads(json.dumps(model.stored_settings())):
+    guard = None if model.guard is None else asdict(model.guard.settings)
+    stored = (manifest["method"], notes.get("job"), manifest["settings"], manifest["guard"])
+    wanted = (model.method.info.name, job.fingerprint(), model.stored_settings(), guard)
+    if list(stored) != json.loads(json.dumps(wanted)):
         raise SnapshotError(
-            f"{job.snapshot} belongs to another job (other images, order, method or settings); choose another "
+            f"{job.snapshot} belongs to another job (other images, order, method, settings or guard); choose another "
             "--snapshot folder, or remove it to start over"
         )
     if not job.out.is_file() or job.out.stat().st_size < notes["bytes"]:

@@ -53,12 +53,12 @@ class Score:
         self.marks.append((right, images))
 
 
-def run(model: Callable[[Tensor], Tensor], batches: Iterable[Batch]) -> Score:
-    """Feed a stream; every answer has to be finite."""
+def run(model: Callable[[Tensor], Tensor], batches: Iterable[Batch], strict: bool = True) -> Score:
+    """Feed a stream; every answer has to be finite, unless `strict` is off."""
     score = Score()
     for images, labels in batches:
         logits = model(images)
-        assert torch.isfinite(logits).all(), "an answer is not finite"
+        assert not strict or torch.isfinite(logits).all(), "an answer is not finite"
         score.add(logits, labels)
     return score
 

@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 from data.make import make_folder
 from dpl.backbones import create
 from dpl.cli import COMMANDS, main
+from dpl.cli.adapt import _guarded
+from dpl.folderjob import FolderResult
 from dpl.methods import list_methods
 
 CLASSES = ("circle", "square", "triangle")
@@ -60,11 +62,40 @@ def test_adapt_predicts_a_folder(folder: Path, weights: Path, tmp_path: Path, ca
     assert (tmp_path / "s" / "manifest.json").is_file()
 
 
+def test_adapt_says_what_the_guard_did(folder: Path, weights: Path, tmp_path: Path, capsys) -> None:
+    assert main(arguments(folder, weights, tmp_path / "p.csv", "--guard-set", "high=0.9")) == 0
+    assert "guard: set_aside " in capsys.readouterr().out
+    assert main(arguments(folder, weights, tmp_path / "q.csv", "--no-guard")) == 0
+    assert "guard: off" in capsys.readouterr().out
+    frozen = FolderResult(images=60, guard={"suspect": 2, "reset": 0, "freeze": 1}, by_source=40)
+    assert _guarded(frozen) == "suspect 2, freeze 1; the source model answered 40 of 60 images"
+
+
+def test_an_image_that_the_guard_sets_aside_gets_no_prediction(
+    folder: Path, weights: Path, tmp_path: Path, capsys
+) -> None:
+    assert main(arguments(folder, weights, tmp_path / "p.csv", "--guard-set", "high=0.9", "--json")) == 0
+    document = json.loads(capsys.readouterr().out)
+    aside = [path for path, reason in document["failed"] if "out of range" in reason]
+    assert len(aside) == document["guard"]["set_aside"] > 0
+    assert document["images"] + len(document["failed"]) == 61
+    assert not {row["image"] for row in rows(tmp_path / "p.csv")} & set(aside)
+
+
+def test_a_job_is_not_resumed_without_its_guard(folder: Path, weights: Path, tmp_path: Path, capsys) -> None:
+    words = arguments(folder, weights, tmp_path / "p.csv", "--snapshot", str(tmp_path / "s"))
+    assert main(words) == 0
+    assert main([*words, "--no-guard"]) == 2
+    assert "guard" in capsys.readouterr().err
+
+
 def test_adapt_speaks_json(folder: Path, weights: Path, tmp_path: Path, capsys) -> None:
     assert main(arguments(folder, weights, tmp_path / "p.csv", "--json")) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["images"] == 60
     assert document["failed"][0][0].endswith("broken.jpg")
+    assert set(document["guard"].values()) == {0}
+    assert document["by_source"] == 0
 
 
 def test_adapt_goes_on_after_a_kill_as_if_never_stopped(folder: Path, weights: Path, tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--order", choices=("auto", "sorted", "shuffled"), default="auto",
                         help="auto: by name for a flat folder, shuffled for class folders")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of the order (default: %(default)s)")
+    parser.add_argument("--no-guard", action="store_true",
+                        help="adapt without the guard, which keeps harm against the source model small")  # fmt: skip
+    parser.add_argument("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
     parser.add_argument("--with-source", action="store_true",
                         help="also predict with the source model, unadapted: dpl report compares the two")  # fmt: skip
     parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write TensorBoard scalars there")
@@ -50,7 +53,8 @@ def run(args: argparse.Namespace) -> None:
     if args.batch_size < 1:
         raise SettingError(f"--batch-size {args.batch_size}: expected at least 1")
     network, job = _prepare(args)
-    model = dpl.adapt(network, args.method, **parse_settings(args.set))
+    guard = False if args.no_guard else parse_settings(args.guard_set)
+    model = dpl.adapt(network, args.method, guard=guard, **parse_settings(args.set))
     with progress(args.method, len(job.images), quiet=args.json) as advance, board_of(args.tensorboard) as board:
 
         def on_batch(result: "FolderResult", images: int) -> None:
@@ -116,5 +120,15 @@ def _print(job: "FolderJob", result: "FolderResult", args: argparse.Namespace) -
         print(f"resumed: the first {result.resumed} were predicted by an earlier run")
     if result.accuracy is not None:
         print(f"online accuracy {result.accuracy:.2f} % ({result.correct} of {result.labelled}; method {args.method})")
+    print(f"guard: {_guarded(result)}")
     if job.snapshot is not None:
         print(f"adapted model: {job.snapshot}")
+
+
+def _guarded(result: "FolderResult") -> str:
+    """Say what the guard did."""
+    if result.guard is None:
+        return "off"
+    actions = ", ".join(f"{action} {times}" for action, times in result.guard.items() if times)
+    answers = f"; the source model answered {result.by_source} of {result.images} images" if result.by_source else ""
+    return (actions or "nothing to do") + answers
