@@ -53,7 +53,7 @@ class Batch:
             return Running()(layer, forward, x, control)
         control.note(layer, own)
         if own is not x:
-            variance, mean = torch.var_mean(own, dim=_reduced(x), correction=0)
+            variance, mean = _statistics(own, 0)
             return normalise(layer, forward, x, mean, variance)
         with _shadow(layer, training=True, track_running_stats=False):
             return forward(x)
@@ -75,7 +75,7 @@ class Blend:
         if layer.running_mean is None or layer.running_var is None or _values_per_channel(own) < 2:
             fallback: Rule = Batch() if layer.running_mean is None else Running()
             return fallback(layer, forward, x, control)
-        variance, mean = torch.var_mean(own, dim=_reduced(x), correction=self.correction)
+        variance, mean = _statistics(own, self.correction)
         mean = torch.lerp(layer.running_mean, mean.to(layer.running_mean.dtype), self.share)
         variance = torch.lerp(layer.running_var, variance.to(layer.running_var.dtype), self.share)
         control.keep(layer, mean, variance)
@@ -162,7 +162,7 @@ class NormControl:
     def note(self, layer: _BatchNorm, x: Tensor) -> None:
         """Record the batch statistics of `x` if somebody asked for them."""
         if self.recorded is not None:
-            variance, mean = torch.var_mean(x.detach(), dim=_reduced(x), correction=0)
+            variance, mean = _statistics(x.detach(), 0)
             self.keep(layer, mean, variance)
 
     def keep(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
@@ -237,6 +237,15 @@ def normalise(
     zero, one = torch.zeros_like(mean), torch.full_like(mean, 1 - layer.eps)
     with _shadow(layer, training=False, weight=scale, bias=shift, running_mean=zero, running_var=one):
         return forward(x)
+
+
+def _statistics(x: Tensor, correction: int) -> tuple[Tensor, Tensor]:
+    """Return variance and mean of every channel; on a CPU two plain passes are several times quicker than var_mean."""
+    if x.device.type != "cpu":
+        return torch.var_mean(x, dim=_reduced(x), correction=correction)
+    mean, values = x.mean(dim=_reduced(x), keepdim=True), _values_per_channel(x)
+    variance = (x - mean).square().mean(dim=_reduced(x)) * (values / (values - correction))
+    return variance, mean.flatten()
 
 
 def _reduced(x: Tensor) -> list[int]:
