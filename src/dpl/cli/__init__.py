@@ -19,6 +19,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP that adapts to each stream of images",
     "train": "train a source model on the source domains",
     "bench": "run an experiment file over methods, data sets and seeds, and resume it",
+    "report": "show runs of bench or adapt as one page that opens from disk",
     "reproduce": "run a table of the paper and show it, measured beside reported",
     "corrupt": "make corrupted copies of clean images, as in CIFAR-10-C and ImageNet-C",
     "list": "list the methods, or the settings of one",

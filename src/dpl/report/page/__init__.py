@@ -6,20 +6,24 @@ from pathlib import Path
 
 from dpl.errors import DataError
 from dpl.report.page.audit import is_store
+from dpl.report.page.folders import find_predictions, read_predictions
 from dpl.report.page.model import Run
 from dpl.report.page.render import render
 from dpl.report.page.stores import read_store
 
-__all__ = ["Run", "default_output", "read_run", "write_report"]
+__all__ = ["Run", "default_output", "read_runs", "write_report"]
 
 
-def read_run(path: Path, data: Path | None = None) -> Run:
-    """Return what lies at a path: a folder of `dpl bench`, or what `dpl adapt` wrote."""
+def read_runs(path: Path, data: Path | None = None) -> list[Run]:
+    """Return what lies at a path: a folder of `dpl bench`, or predictions of `dpl adapt`, one or several."""
     if not path.exists():
         raise DataError(f"{path}: there is no such folder or file; expected the --out of dpl bench or dpl adapt")
-    if is_store(path):
-        return read_store(path, data)
-    return Run(path.resolve().name, "folder", "empty: no finished result", whole=False, path=path)
+    if path.is_dir() and is_store(path):
+        return [read_store(path, data)]
+    runs = [read_predictions(file, data) for file in find_predictions(path)]
+    return runs or [
+        Run(path.resolve().name, "folder", "empty: no result of dpl bench or dpl adapt", whole=False, path=path)
+    ]
 
 
 def default_output(paths: Sequence[Path]) -> Path:

@@ -67,7 +67,7 @@ def accuracy_table(experiment: Experiment) -> AccuracyTable:
         if len(streams) > 1 and seeds:
             means = {seed: fmean(values[seed] for values in series.values()) for seed in sorted(seeds)}
             measured[method, AVERAGE] = _figure(means, len(streams))
-    printed, notes = _printed(experiment)
+    printed, notes = _printed(experiment) if "dataset" in experiment.rows[0] else ({}, ())
     columns = (*streams, AVERAGE) if len(streams) > 1 else streams
     images = {row["stream"]: int(row["n"]) for row in experiment.rows}
     return AccuracyTable(columns, measured, printed, images, notes)

@@ -113,8 +113,8 @@ def _agreement(track: Track, reference: Sequence[Track]) -> NDArray[np.bool_]:
 
 
 def _band(lines: Sequence[Floats]) -> dict[str, list[float]] | None:
-    """Return the mean over seeds, and the range where there are several."""
-    if not lines:
+    """Return the mean over seeds, and the range where there are several; None for figures that are not known."""
+    if not lines or not all(np.isfinite(line).all() for line in lines):
         return None
     stacked = np.stack(lines)
     band = {"mean": _short(stacked.mean(axis=0))}

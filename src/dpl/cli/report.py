@@ -1,0 +1,60 @@
+"""`dpl report`: one page that shows a run."""
+
+import argparse
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpl.cli.console import print_json, progress
+from dpl.errors import SettingError
+
+if TYPE_CHECKING:
+    from dpl.report.page import Run
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN",
+                        help="the --out of dpl bench (a folder) or of dpl adapt (a .csv, or its folder)")  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="FILE",
+                        help="the page to write (default: RUN/report.html; of several runs here)")  # fmt: skip
+    parser.add_argument("--data", type=Path, metavar="DIR",
+                        help="folder with the images, for the samples (default: where the run found them)")  # fmt: skip
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the runs, write the page, and say where it is."""
+    from dpl.report.page import default_output, read_runs, write_report
+
+    if args.data is not None and not args.data.is_dir():
+        raise SettingError(f"--data {args.data}: there is no such folder")
+    out: Path = args.out or default_output(args.runs)
+    if out.is_dir():
+        out = out / "report.html"
+    found: list[Run] = []
+    with progress("reading", len(args.runs), quiet=args.json or len(args.runs) < 2) as advance:
+        for path in args.runs:
+            found += read_runs(path, args.data)
+            advance(1, path.name)
+    page = write_report(found, out)
+    _print(found, page, args.json)
+    if args.open:
+        webbrowser.open(page.resolve().as_uri())
+    return 0
+
+
+def _print(runs: "list[Run]", page: Path, as_json: bool) -> None:
+    if as_json:
+        facts = [{"name": r.name, "status": r.status, "whole": r.whole, "problems": len(r.problems)} for r in runs]
+        print_json({"page": str(page), "bytes": page.stat().st_size, "runs": facts})
+        return
+    for found in runs:
+        print(f"{found.name}: {found.status}")
+        for item in found.problems[:5]:
+            print(item.lines())
+        if len(found.problems) > 5:
+            print(f"- and {len(found.problems) - 5} more; the page has them all")
+    print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
