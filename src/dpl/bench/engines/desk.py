@@ -66,9 +66,7 @@ class _Desk:
     context: Context = field(init=False)
 
     def __post_init__(self) -> None:
-        ray = optional("ray", "ray")
-        self.node = ray.get_runtime_context().get_node_id()
-        self._get = ray.get
+        self.node = optional("ray", "ray").get_runtime_context().get_node_id()
         torch.set_num_threads(self.setup.threads)
         keep_freed_memory()
         given = self.setup.context
@@ -107,7 +105,10 @@ class _Desk:
     def _placed(self, parcel: Parcel) -> Path:
         if self.setup.node_folder is None and parcel.lies_at(parcel.root):
             return parcel.root
-        return place(parcel, self.folder, lambda number: self._get(self.setup.hub.part.remote(parcel.key, number)))
+        # the future and not ray.get: a task that waits there gives its core to another task
+        return place(
+            parcel, self.folder, lambda number: self.setup.hub.part.remote(parcel.key, number).future().result()
+        )
 
 
 _desks: dict[str, _Desk] = {}
@@ -119,7 +120,7 @@ def work(unit: Unit, setups: list[Any]) -> Outcome | Failure:
     run = reference.hex()
     if run not in _desks:
         _desks.clear()  # of an earlier run
-        setup: Setup = optional("ray", "ray").get(reference)
+        setup: Setup = reference.future().result()
         if setup.version != __version__:
             reason = f"this node has dpl {__version__}, the command was given with {setup.version}; install that here"
             return Failure(reason, "")

@@ -69,21 +69,25 @@ def run_on_ray(
     asked = options or RayOptions()
     ray = optional("ray", "ray")
     begun = time.time()
-    with _connected(ray, asked), ExitStack() as claims:
+    with ExitStack() as claims, _connected(ray, asked) as own:
         driver = _Driver(ray, cases, store, asked, on_event, begun, claims)
         try:
             driver.start(context)
             driver.run()
         finally:
-            driver.cancel()
+            if not own:  # tasks end with their connection, but this one goes on
+                driver.cancel()
     return failures(cases, store, begun)
 
 
 @contextmanager
-def _connected(ray: Any, options: RayOptions) -> Iterator[None]:
-    """Use the cluster that this process is in, join the one at the address, or start one here."""
+def _connected(ray: Any, options: RayOptions) -> Iterator[bool]:
+    """Use the cluster that this process is in, join the one at the address, or start one here.
+
+    Yields whether the connection is ours, to be ended with the block.
+    """
     if ray.is_initialized():
-        yield
+        yield False
         return
     local = {"num_cpus": max(os.cpu_count() or 1, math.ceil(options.cpus)), "include_dashboard": False}
     address = options.address or os.environ.get("RAY_ADDRESS")
@@ -93,7 +97,7 @@ def _connected(ray: Any, options: RayOptions) -> Iterator[None]:
         reason = str(error).strip().splitlines()[0]
         raise DplError(f"address={address!r}: no Ray cluster can be joined there ({reason})") from error
     try:
-        yield
+        yield True
     finally:
         ray.shutdown()
 
@@ -159,11 +163,9 @@ class _Driver:
                 self._land(reference)
 
     def cancel(self) -> None:
-        """End the tasks that are out and let go of their units."""
-        for reference, (_, claim) in self.out.items():
-            self.ray.cancel(reference, force=True)
-            claim.close()
-        self.out.clear()
+        """End the tasks that are out."""
+        for reference in self.out:
+            self.ray.cancel(reference)
 
     def _queue(self, cases: Sequence[Case]) -> None:
         for case in cases:

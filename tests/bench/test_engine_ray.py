@@ -1,0 +1,172 @@
+"""A real Ray cluster of two nodes on this machine: the figures of the serial engine, whatever dies meanwhile."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.test_bench_resume import end_after, finished
+from bench.tiny import CORRUPTIONS, context_of, grid_of, without_times, write_yaml
+from dpl.bench import Store, case_rows, run_cases
+from dpl.cli import main
+from dpl.errors import SettingError
+
+ray = pytest.importorskip("ray", reason="engine ray needs the extra dpl-tta[ray]")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from dpl.bench.engines.on_ray import RayOptions, run_on_ray  # noqa: E402
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+NODE = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 << 20}
+
+
+def grid_file(folder: Path) -> Path:
+    """Write an experiment whose units last long enough to be met half-way; one of its methods is searched for."""
+    common = {"network": "debug_cnn", "weights": "{weights}/{dataset}.safetensors", "batch_size": 4, "seeds": [3]}
+    pacs = {"dataset": "pacs", "protocol": "leave_one_domain_out", "targets": ["photo"], "methods": ["dpl"],
+            "selection": {"lr": [0.1, 1e-3]}}  # fmt: skip
+    cifar = {"dataset": "cifar100_c", "protocol": "reset_each_shift", "domains": list(CORRUPTIONS),
+             "severities": [3, 5], "methods": ["tent", "dpl"], "settings": {"steps": 20}}  # fmt: skip
+    settings = {"lr": 1e-3, "confidence": 0.2}
+    return write_yaml(folder / "grid.yaml", {**common, "settings": settings, "sections": [pacs, cifar]})
+
+
+@pytest.fixture(scope="module")
+def serial(everything, one_thread, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("serial")
+    grid = grid_of(grid_file(folder), everything)
+    store = Store(folder / "out")
+    assert run_cases(grid.cases, store, context_of(everything, grid)) == {}
+    return grid, store
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    nodes = Cluster(initialize_head=True, connect=False, head_node_args=NODE)
+    nodes.add_node(**NODE)
+    yield nodes
+    nodes.shutdown()
+
+
+def needed(store: Store) -> set[str]:
+    """Return the units that a grid came to: candidates that lost are not run on the target."""
+    return {unit.key for unit in store.units()}
+
+
+def same_results(cases, one: Store, other: Store) -> None:
+    assert without_times(case_rows(cases, one)) == without_times(case_rows(cases, other))
+    assert needed(one) == needed(other)
+    for unit in one.units():
+        first, second = one.predictions(unit), other.predictions(unit)
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name])
+
+
+def test_killed_worker_and_removed_node_change_nothing(serial, cluster, everything, tmp_path):
+    grid, store = serial
+    (lost,), killed, ended = cluster.worker_nodes, [], []
+
+    def on_event(event) -> None:
+        node, _, process = event.place.partition(":")
+        if event.ended:
+            ended.append(event.unit.key)
+        elif lost in cluster.worker_nodes and lost.node_id.startswith(node):  # it is in the middle of this unit
+            cluster.remove_node(lost, allow_graceful=False)
+        elif not killed and not lost.node_id.startswith(node):
+            os.kill(int(process), signal.SIGKILL)
+            killed.append(event.unit.key)
+
+    shared = Store(tmp_path / "out")
+    options = RayOptions(address=cluster.address, node_folder=str(tmp_path / "nodes" / "{node}"))
+    assert run_on_ray(grid.cases, shared, context_of(everything, grid), on_event, options) == {}
+    assert killed
+    assert not cluster.worker_nodes
+    assert sorted(ended) == sorted(needed(store)), "each unit ends once"
+    same_results(grid.cases, store, Store(tmp_path / "out"))
+    assert not list((tmp_path / "out" / "claims").iterdir())
+    check_copies(tmp_path / "nodes")
+
+
+def check_copies(nodes: Path) -> None:
+    """Each node has one copy of the two data sets and of no other, and one of each file of weights that it used."""
+    assert len(list(nodes.iterdir())) == 2
+    for node in nodes.iterdir():
+        copies = [path for path in node.iterdir() if path.is_dir()]
+        held = sorted(sorted(entry.name for entry in copy.iterdir()) for copy in copies)
+        assert held.count(["CIFAR-100-C", "PACS"]) == 1
+        assert len(copies) - 1 == len({copy.name for copy in copies if list(copy.glob("*.safetensors"))}) <= 2
+
+
+def start_bench(file: Path, root: Path, out: Path, address: str) -> subprocess.Popen:
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from dpl.cli import main; sys.exit(main(sys.argv[1:]))"
+    options = ["--data", str(root), "--out", str(out), "--engine", "ray", "--address", address]
+    command = [sys.executable, "-c", code, "bench", str(file), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_killed_and_interrupted_driver_goes_on_where_it_was(serial, cluster, everything, tmp_path):
+    grid, store = serial
+    if not cluster.worker_nodes:
+        cluster.add_node(**NODE)
+    file, out = grid_file(tmp_path), tmp_path / "out"
+    first, _ = end_after(start_bench(file, everything, out, cluster.address), out, 2, signal.SIGKILL)
+    times = {key: (out / "units" / key / "done").stat().st_mtime_ns for key in first}
+    second, errors = end_after(start_bench(file, everything, out, cluster.address), out, len(first) + 2, signal.SIGINT)
+    assert errors.splitlines()[-1] == "dpl bench: interrupted; what was finished is kept"
+    assert "Traceback" not in errors
+    assert first < second < needed(store)
+
+    resumed, ended = Store(out), []
+    options = RayOptions(address=cluster.address)
+    assert run_on_ray(grid.cases, resumed, context_of(everything, grid), ended.append, options) == {}
+    assert {event.unit.key for event in ended if event.ended} == needed(store) - second
+    assert times == {key: (out / "units" / key / "done").stat().st_mtime_ns for key in first}, "a unit was run again"
+    assert finished(out) == needed(store)
+    same_results(grid.cases, store, resumed)
+
+
+def test_a_unit_that_fails_is_noted_and_the_others_run(serial, cluster, everything, tmp_path):
+    grid, _ = serial
+    cases = [case for case in grid.cases if case.section == "cifar100_c"][:2]
+    context = context_of(everything, grid)
+    context.files = {digest: cut(path, tmp_path) for digest, path in context.files.items()}
+    failed = run_on_ray(cases, Store(tmp_path), context, options=RayOptions(address=cluster.address, retries=0))
+    assert failed.keys() == {unit.key for case in cases for unit in case.units()}
+    assert all("has changed since this run began" in reason for reason in failed.values())
+
+
+def cut(path: Path, folder: Path) -> Path:
+    shorter = folder / path.name
+    shorter.write_bytes(path.read_bytes()[:-1])
+    return shorter
+
+
+def test_options_that_cannot_work_are_told(everything, tmp_path, capsys):
+    with pytest.raises(SettingError, match="--address auto"):
+        RayOptions(address="ray://somewhere:10001")
+    with pytest.raises(SettingError, match="cpus=0"):
+        RayOptions(cpus=0)
+    words = ["bench", str(grid_file(tmp_path)), "--data", str(everything), "--out", str(tmp_path / "out")]
+    assert main([*words, "--engine", "ray", "--address", "127.0.0.1:1"]) == 2
+    assert "no Ray cluster can be joined there" in capsys.readouterr().err
+
+
+def test_without_ray_the_extra_is_named_and_nothing_else_changes(everything, tmp_path):
+    code = "import sys; sys.modules['ray'] = None\nfrom dpl.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["bench", str(grid_file(tmp_path)), "--data", str(everything), "--out", str(tmp_path / "out")]
+    words += ["--only", "section=cifar100_c", "--only", "method=tent", "--threads", "1"]
+    asked, usual = (
+        subprocess.run([sys.executable, "-c", code, *words, *more], capture_output=True, text=True, check=False)
+        for more in (["--engine", "ray"], [])
+    )
+    assert asked.returncode == 2
+    assert asked.stderr.splitlines()[-1] == (
+        "dpl bench: ray is needed here and is not installed: pip install 'dpl-tta[ray]'"
+    )
+    assert usual.returncode == 0, usual.stderr
