@@ -179,7 +179,7 @@ class Process:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=120)
         assert self.process.stdout is not None
         self.process.stdout.close()
         self.log.close()

@@ -1,6 +1,7 @@
 """`dpl serve` from its options to a model: what a training run's folder says need not be said again."""
 
 import argparse
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,22 @@ def test_a_training_run_is_served_as_it_is(tmp_path: Path, monkeypatch: pytest.M
         assert server.about["shape"] == [3, 40, 40]
         assert server.about["classes"][:2] == ["dog", "elephant"]
         assert server.about["guard"] is not None
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from dpl.cli import main
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "ray"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    assert main(["serve", "--model", "debug_cnn", "--engine", "ray"]) != 0
+    assert "dpl-tta[ray]" in capsys.readouterr().err
+
+
+def test_wrong_options_of_ray_are_told_before_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray")
+    from dpl.cli import main
+
+    for options, hint in ((["--replicas", "0"], "--replicas 0"), (["--method", "dlp"], "Did you mean")):
+        assert main(["serve", "--model", "debug_cnn", "--engine", "ray", *options]) == 2
+        assert hint in capsys.readouterr().err

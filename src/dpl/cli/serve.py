@@ -4,7 +4,9 @@ import argparse
 import dataclasses
 import logging
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dpl.adapter import AdaptiveModel
+    from dpl.data.transforms import Evaluation
     from dpl.serve.config import ServeSettings
     from dpl.serve.security import Tokens
     from dpl.serve.server import Server
+    from dpl.serve.shard import Shard
 
 __all__ = ["add_arguments", "run"]
 
@@ -56,6 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-guard", action="store_true", help="adapt without the guard")
     parser.add_argument("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
     parser.add_argument("--threads", type=int, help="CPU threads of each model run (default: torch's choice)")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local",
+                        help="local: one process; ray: streams spread over Ray Serve replicas")  # fmt: skip
+    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="ray: processes (default: %(default)s)")
+    parser.add_argument("--replica-cpus", type=float, default=1.0, metavar="N", help="ray: CPUs of each")
+    parser.add_argument("--replica-gpus", type=float, default=0.0, metavar="N", help="ray: GPUs of each")
+    parser.add_argument(
+        "--address", help="ray: a running cluster (default: one on this machine, ended with the server)"
+    )
     for field in dataclasses.fields(ServeSettings):
         _add_setting(parser, field)
 
@@ -76,14 +88,38 @@ def run(args: argparse.Namespace) -> None:
         optional(module, "serve")
     from dpl.serve.config import ServeSettings
 
+    if args.engine == "ray":
+        optional("ray.serve", "ray")
     settings = ServeSettings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(ServeSettings)})
     tokens = _tokens(args)
-    if args.journal is not None:
-        _keep_journal(args.journal)
+    if args.engine == "ray":
+        _run_on_ray(args, settings, tokens)
+        return
     with _bound(args.host, args.port) as place:
         server = _server(args, settings, tokens)
-        _announce(args, place, server)
+        _announce(args, place.getsockname()[1], server.about, server.problems)
         _serve(args, place, server)
+
+
+def _run_on_ray(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens | None") -> None:
+    """Serve from several processes, each with the streams that it owns."""
+    from dpl.serve.cluster.on_ray import RayOptions, RayServer
+
+    if args.replicas < 1:
+        raise SettingError(f"--replicas {args.replicas}: expected at least 1")
+    _maker(args, _source(args)[0])()  # a wrong option is told here, in one line
+    with _bound(args.host, args.port) as place:
+        port = place.getsockname()[1]
+    http = {"host": args.host, "port": port, "ssl_certfile": args.tls_cert and str(args.tls_cert),
+            "ssl_keyfile": args.tls_key and str(args.tls_key)}  # fmt: skip
+    settings = dataclasses.replace(settings, state=settings.state.resolve())
+    options = RayOptions(args.replicas, args.address, args.replica_cpus, args.replica_gpus, http)
+    server = RayServer(partial(_server, args, settings, tokens), settings, tokens, options)
+    try:
+        _announce(args, port, server.about(), [])
+        server.wait()
+    finally:
+        server.close()
 
 
 def _keep_journal(path: Path) -> None:
@@ -115,23 +151,34 @@ def _bound(host: str, port: int) -> socket.socket:
     return place
 
 
-def _server(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens | None") -> "Server":
+def _server(
+    args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens | None", shard: "Shard | None" = None
+) -> "Server":
+    """Load the model and open the state folder; for a shard, in the process that owns it."""
     import torch
 
     from dpl.serve.server import open_server
+    from dpl.serve.shard import WHOLE
 
+    if args.journal is not None:
+        _keep_journal(args.journal if shard is None else args.journal.with_name(f"{args.journal.name}.{shard.index}"))
     if args.threads is not None:
         if args.threads < 1:
             raise SettingError(f"--threads {args.threads}: expected at least 1")
         torch.set_num_threads(args.threads)
+    network, transform, size, names = _source(args)
+    return open_server(
+        _maker(args, network), transform, (3, size, size), settings, names=names, tokens=tokens, shard=shard or WHOLE
+    )
+
+
+def _source(args: argparse.Namespace) -> "tuple[nn.Module, Evaluation, int, tuple[str, ...]]":
+    """Return the network, how an image becomes its input, the side of that, and the names of the classes."""
     record = training_record(args)
     classes = class_names(args.classes) or record.get("classes")
     network, own_size = source_network(args, record, classes)
     size = args.size or record.get("size") or own_size
-    transform = evaluation_transform(size, square="size" in record)
-    return open_server(
-        _maker(args, network), transform, (3, size, size), settings, names=tuple(classes or ()), tokens=tokens
-    )
+    return network, evaluation_transform(size, square="size" in record), size, tuple(classes or ())
 
 
 def _maker(args: argparse.Namespace, network: "nn.Module") -> "Callable[[], AdaptiveModel]":
@@ -145,25 +192,23 @@ def _maker(args: argparse.Namespace, network: "nn.Module") -> "Callable[[], Adap
     return lambda: dpl.adapt(network, args.method, guard=guard, layout="as_is", **settings)
 
 
-def _announce(args: argparse.Namespace, place: socket.socket, server: "Server") -> None:
+def _announce(args: argparse.Namespace, port: int, about: Mapping[str, Any], problems: Sequence[str]) -> None:
     host = f"[{args.host}]" if ":" in args.host else args.host
-    url = f"{'https' if args.tls_cert else 'http'}://{host}:{place.getsockname()[1]}"
+    url = f"{'https' if args.tls_cert else 'http'}://{host}:{port}"
     if args.json:
-        print_json({"url": url, "state": str(server.settings.state), **server.about})
+        print_json({"url": url, "state": str(args.state), **about})
     else:
-        print(f"{args.method} on {args.model}: {url} (page), {url}/docs (API); state in {server.settings.state}")
-    for problem in server.problems:
+        print(f"{args.method} on {args.model}: {url} (page), {url}/docs (API); state in {args.state}")
+    for problem in problems:
         warn(f"dpl serve: {problem}")
+    sys.stdout.flush()
 
 
 def _serve(args: argparse.Namespace, place: socket.socket, server: "Server") -> None:
-    import sys
-
     import uvicorn
 
     from dpl.serve.app import make_app
 
-    sys.stdout.flush()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = uvicorn.Config(
         make_app(server),

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -146,7 +147,8 @@ class _Routes:
     async def about(self) -> Response:
         """Say which model is served, how it adapts, and what the limits are."""
         settings = {key: value for key, value in vars(self._server.settings).items() if key != "state"}
-        return SafeJSON({**self._server.about, "run": RUN, "version": dpl.__version__, "limits": settings})
+        facts = {"run": RUN, "process": os.getpid(), "version": dpl.__version__, "limits": settings}
+        return SafeJSON({**self._server.about, **facts})
 
     async def metrics(self, request: Request) -> Response:
         """Figures for Prometheus; only for tokens that may see every stream."""
@@ -183,6 +185,9 @@ class _Routes:
                 {answer, gone}, timeout=self._server.settings.timeout, return_when=asyncio.FIRST_COMPLETED
             )
             left = gone.done()
+        except asyncio.CancelledError:
+            self._engine.cancel(stream, job)
+            raise
         finally:
             gone.cancel()
         if not answer.done() and self._engine.cancel(stream, job):

@@ -120,6 +120,11 @@ class Engine:
             "dpl_step_seconds": ("Time of one adaptation, smoothed", self.context.step_seconds),
         }
 
+    @property
+    def alive(self) -> bool:
+        """Whether every thread that should run does."""
+        return self._stopping or all(thread.is_alive() for thread in self._threads)
+
     def stop(self) -> None:
         """Finish what is queued, put everything on the disk, end."""
         with self._changed:

@@ -17,6 +17,7 @@ from dpl.serve.images import Intake
 from dpl.serve.metrics import Gauges, Metrics
 from dpl.serve.security import Tokens
 from dpl.serve.session import Context, answers_first
+from dpl.serve.shard import WHOLE, Shard
 from dpl.serve.store import StreamStore
 from dpl.serve.writer import Writer
 
@@ -61,14 +62,18 @@ def open_server(
     *,
     names: Sequence[str] = (),
     tokens: Tokens | None = None,
+    shard: Shard = WHOLE,
 ) -> Server:
-    """Make a server; `make` gives a fresh adaptive model at each call, `shape` is that of one image."""
+    """Make a server; `make` gives a fresh adaptive model at each call, `shape` is that of one image.
+
+    With a `shard` it is one part of a divided server and takes the streams of that part alone.
+    """
     models = [make() for _ in range(settings.live_models)]
     first = all([_warm_up(model, shape) for model in models])
     source = models[0].state_dict()
     _check_names(names, models[0], shape)
     about = _identity(models[0])
-    store = StreamStore(settings.state, about, settings.keep_snapshots)
+    store = StreamStore(settings.state, about, settings.keep_snapshots, shard)
     metrics = Metrics()
     context = Context(
         settings=settings,

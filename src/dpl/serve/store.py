@@ -4,7 +4,8 @@
     STATE/streams/<stream>/<seq>-<version>-<kind>/   one snapshot
 
 `seq` counts what was done with a stream, `version` is the `seq` at which the saved state came to be: a rollback saves
-an old version under a new number. One server at a time may use a folder; the lock ends with its process.
+an old version under a new number. One server at a time may use a folder, or the parts of one divided server, each for
+the streams that it owns: every stream has one writer. The locks end with their process.
 """
 
 import fcntl
@@ -21,6 +22,7 @@ from urllib.parse import unquote
 
 from dpl.errors import SettingError, SnapshotError
 from dpl.serve.delta import Delta
+from dpl.serve.shard import WHOLE, Shard
 from dpl.snapshot import read_manifest, read_snapshot, write_snapshot
 
 __all__ = ["Kind", "Saved", "SavedName", "StreamStore"]
@@ -54,12 +56,12 @@ class Saved:
 class StreamStore:
     """The folder in which all streams of one server live."""
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], keep: int) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, Any], keep: int, shard: Shard = WHOLE) -> None:
         self.folder = folder.resolve()
         self._streams = self.folder / "streams"
-        self._keep = keep
+        self._keep, self._shard = keep, shard
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.folder)
+        self._locks = _locked(self.folder, shard)
         try:
             self.problem = self._claim(json.loads(json.dumps(identity)))
         except SettingError:
@@ -73,15 +75,25 @@ class StreamStore:
             self._compare(mark, identity)
         try:
             self._streams.mkdir(exist_ok=True)
-            for leftover in [*self.folder.glob(".*.tmp"), *self._streams.glob("*/.*.tmp")]:
+            for leftover in self._leftovers():
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-            if not mark.exists():
+            if self._shard.index == 0 and not mark.exists():
                 fresh = self.folder / ".model.json.tmp"
                 fresh.write_text(json.dumps(identity, indent=2))
                 fresh.replace(mark)
         except OSError as error:
             return f"{self.folder}: {error.strerror or error}"
         return None
+
+    def _leftovers(self) -> Iterator[Path]:
+        """Find what a crash left behind, but not what another part is just writing."""
+        for path in self.folder.glob(".*.tmp"):
+            name = path.name.removeprefix(".").removesuffix(".tmp")
+            if self._shard.index == 0 if name == "model.json" else self._shard.owns(unquote(name)):
+                yield path
+        for path in self._streams.glob("*/.*.tmp"):
+            if self._shard.owns(unquote(path.parent.name)):
+                yield path
 
     def _compare(self, mark: Path, identity: dict[str, Any]) -> None:
         try:
@@ -96,9 +108,10 @@ class StreamStore:
             )
 
     def stream_ids(self) -> list[str]:
-        """Return the streams that have a snapshot."""
+        """Return the streams of this part that have a snapshot."""
         folders = self._streams.iterdir() if self._streams.is_dir() else ()
-        return sorted(unquote(path.name) for path in folders if path.is_dir() and any(_snapshots(path)))
+        names = (unquote(path.name) for path in folders if path.is_dir() and any(_snapshots(path)))
+        return sorted(filter(self._shard.owns, names))
 
     def names(self, stream_id: str) -> list[SavedName]:
         """Return a stream's snapshots, the newest first."""
@@ -161,8 +174,10 @@ class StreamStore:
 
     def close(self) -> None:
         """Let another server use the folder."""
-        with suppress(OSError):
-            os.close(self._lock)
+        for lock in self._locks:
+            with suppress(OSError):
+                os.close(lock)
+        self._locks = ()
 
     def _place(self, stream_id: str) -> Path:
         """Upper-case letters are spelt out: some file systems do not tell `Cam` from `cam`."""
@@ -191,10 +206,24 @@ def _flush(folder: Path) -> None:
         os.close(handle)
 
 
-def _locked(folder: Path) -> int:
-    handle = os.open(folder, os.O_RDONLY)
+def _locked(folder: Path, shard: Shard) -> tuple[int, ...]:
+    """Lock the folder for one server; the parts of a divided one share it, and each has a lock of its own."""
+    if shard.count == 1:
+        return (_lock(folder, folder, fcntl.LOCK_EX),)
+    shared = _lock(folder, folder, fcntl.LOCK_SH)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        mine = folder / f"part-{shard.index}.lock"
+        mine.touch()
+        return shared, _lock(folder, mine, fcntl.LOCK_EX)
+    except (SettingError, OSError):
+        os.close(shared)
+        raise
+
+
+def _lock(folder: Path, path: Path, kind: int) -> int:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except OSError as error:
         os.close(handle)
         raise SettingError(f"{folder} is in use by another server; choose another --state folder") from error

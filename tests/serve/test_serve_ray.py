@@ -1,0 +1,112 @@
+"""`dpl serve --engine ray` on a real local cluster: two replicas, one of which is killed."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from live import Process, adaptive, assert_same_state, batch, live, raw
+
+from dpl.serve.shard import owner
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'dpl-tta[ray]'"),
+    pytest.mark.timeout(600),
+]
+STREAMS = ("cam-0", "cam-1", "cam-2", "cam-3")
+EVERY = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ray")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Process]:
+    running = Process(folder, "--engine", "ray", "--replicas", "2", "--replica-cpus", "0.5",
+                      "--snapshot-every", str(EVERY), "--live-models", "2", "--latency-budget", "60")  # fmt: skip
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+@pytest.fixture
+def http(server: Process) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=120) as client:
+        yield client
+
+
+def predict(http: httpx.Client, stream: str, number: int) -> dict[str, Any]:
+    query = {"adapt": "wait", "probabilities": "true"}
+    answer = http.post(f"/v1/streams/{stream}/predict", params=query, **raw(batch(number)))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_same_answers_as_the_plain_server_and_streams_stick(http: httpx.Client, tmp_path: Path) -> None:
+    runs: dict[str, set[str]] = {stream: set() for stream in STREAMS}
+    with live(tmp_path, guard=True, snapshot_every=EVERY) as single:
+        for number in range(4):
+            for stream in STREAMS:
+                one = single.predict(stream, number, adapt="wait", probabilities=True).json()
+                two = predict(http, stream, number)
+                assert [row["probabilities"] for row in two["predictions"]] == [
+                    row["probabilities"] for row in one["predictions"]
+                ]
+                assert two["seq"] == one["seq"]
+                runs[stream].add(two["run"])
+    replicas = [replica["run"] for replica in http.get("/v1/server").json()["replicas"]]
+    assert len(set(replicas)) == 2
+    for stream in STREAMS:
+        assert runs[stream] == {replicas[owner(stream, 2)]}
+    assert {s["stream"] for s in http.get("/v1/streams").json()["streams"]} == set(STREAMS)
+    assert http.get("/", headers={"X-Request-ID": "mine"}).headers["x-request-id"] == "mine"
+    assert http.post("/v1/streams/.x/predict").status_code == 422
+
+
+def test_a_killed_replica_comes_back_with_its_streams(http: httpx.Client) -> None:
+    """Up to `durable_through` everything is there again; the other replica has not noticed."""
+    lost = next(stream for stream in STREAMS if owner(stream, 2) == 0)
+    kept = next(stream for stream in STREAMS if owner(stream, 2) == 1)
+    before, other = predict(http, lost, 4), predict(http, kept, 4)
+    assert before["durable_through"] >= EVERY
+    victim = http.get("/v1/server").json()["replicas"][0]["process"]
+    os.kill(victim, signal.SIGKILL)
+    start = time.monotonic()
+    assert predict(http, kept, 5)["run"] == other["run"]
+    while (answer := http.get(f"/v1/streams/{lost}")).status_code != 200:
+        assert answer.status_code == 503
+        assert time.monotonic() - start < 300
+        time.sleep(0.2)
+    print(f"replica back after {time.monotonic() - start:.1f} s")
+    status = answer.json()
+    assert before["durable_through"] <= status["seq"] <= before["seq"]
+    number = status["adapted_batches"]
+    after = predict(http, lost, number)
+    assert after["run"] != before["run"]
+    assert after["seq"] == status["seq"] + 1
+    model = adaptive(guard=True)
+    for i in range(number):
+        model(batch(i))
+    wanted = model(batch(number)).softmax(dim=1)
+    assert [row["probabilities"] for row in after["predictions"]] == wanted.tolist()
+
+
+def test_an_orderly_stop_saves_all_and_the_plain_server_takes_over(
+    server: Process, http: httpx.Client, folder: Path
+) -> None:
+    counts = {stream: http.get(f"/v1/streams/{stream}").json()["adapted_batches"] for stream in STREAMS}
+    server.stop()
+    with live(folder / "state", guard=True) as single:
+        for stream, count in counts.items():
+            assert single.status(stream)["adapted_batches"] == count
+            model = adaptive(guard=True)
+            for i in range(count):
+                model(batch(i))
+            assert_same_state(single.state(stream), model.state_dict())
