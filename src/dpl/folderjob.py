@@ -144,7 +144,7 @@ def _predict(
             record.note(model, len(images), time.perf_counter() - start)
             answered = _answered(job, model, batch, result)
             rows = _rows(job, batch, answered, logits, result)
-            if job.with_source:
+            if job.with_source and rows:
                 _add_source(rows, network, images[answered], record, result)
             writer.writerows(rows)
             result.updates += bool(model.last.get("updated", False))

@@ -88,7 +88,11 @@ def _prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderJob]":
         seed=args.seed,
         workers=args.workers,
         with_source=args.with_source,
-        facts={"network": args.network or args.model, "images": str(args.images), "folder": str(args.images.resolve())},
+        facts={
+            "network": args.network or record.get("network") or args.model,
+            "images": str(args.images),
+            "folder": str(args.images.resolve()),
+        },
     )
     return network, job
 

@@ -189,6 +189,7 @@ def _row(method: str, stream: str, track: Track, record: Record) -> dict[str, An
         "skipped_because": record.get("skipped_because", {}),
         "trainable_values": record.get("trainable_values"),
         "unreadable": len(result.get("failed", [])),
+        "by_source": result.get("by_source"),
     }
 
 

@@ -7,7 +7,7 @@ from dpl.report.document import Item
 from dpl.report.page.beside import AVERAGE, AccuracyTable, Figure, Printed
 from dpl.report.page.costs import Cost, costs
 from dpl.report.page.health import Sign, signs, skipped
-from dpl.report.page.model import Experiment
+from dpl.report.page.model import Experiment, paired
 
 __all__ = ["accuracy_part", "card", "cost_part", "facts_part", "health_part", "scrolled", "text", "tiles"]
 
@@ -37,8 +37,7 @@ def scrolled(name: str, kind: str, heads: Iterable[str], rows: str) -> str:
 def tiles(experiment: Experiment, table: AccuracyTable | None) -> str:
     """Return the few figures that say it all."""
     entries: list[tuple[str, str]] = []
-    if table is not None:
-        entries += _accuracy_tiles(experiment, table)
+    entries += _unlabelled_tiles(experiment) if table is None else _accuracy_tiles(experiment, table)
     images = sum({row["stream"]: row["n"] for row in experiment.rows}.values())
     seeds = len({row["seed"] for row in experiment.rows})
     streams = f"{len(experiment.streams)} streams" if len(experiment.streams) > 1 else "one stream"
@@ -47,6 +46,24 @@ def tiles(experiment: Experiment, table: AccuracyTable | None) -> str:
     entries.append((f"{count} {'method' if count == 1 else 'methods'}", f"{len(experiment.classes):,} classes"))
     found = "".join(f'<div class="tile"><b>{text(big)}</b><span>{text(small)}</span></div>' for big, small in entries)
     return f'<div class="tiles">{found}</div>'
+
+
+def _unlabelled_tiles(experiment: Experiment) -> list[tuple[str, str]]:
+    """Return what can be said without labels: how sure, how far from the source, who answered."""
+    stream, entries = experiment.streams[0], []
+    for method in experiment.methods:
+        tracks = experiment.tracks.get((method, stream), ())
+        if not tracks or method == experiment.reference:
+            continue
+        entries.append((f"{100 * tracks[0].confidence.mean():.0f} %", f"mean confidence: {method}"))
+        for source in experiment.tracks.get((experiment.reference or "", stream), ())[:1]:
+            first, second = paired(source, tracks[0])
+            same = 100 * float((first.prediction == second.prediction).mean())
+            entries.append((f"{same:.1f} %", "same answer as the source"))
+    for row in experiment.rows:
+        if row.get("by_source"):
+            entries.append((f"{row['by_source']:,}", "images that the guard had answered by the source"))
+    return entries
 
 
 def _accuracy_tiles(experiment: Experiment, table: AccuracyTable) -> list[tuple[str, str]]:
