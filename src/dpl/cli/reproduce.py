@@ -4,10 +4,12 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpl.cli.console import print_json, print_table, warn
+from dpl.cli.engines import add_engine_arguments, run_with
 from dpl.errors import SettingError
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of each process")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images")
+    add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,6 +78,7 @@ def _request(args: argparse.Namespace) -> "Request":
         run=not args.no_run,
         workers=args.workers,
         threads=args.threads or max(1, torch.get_num_threads() // args.workers),
+        engine=partial(run_with, args),
         watch=watch,
         say=warn,
         command=_command(args),

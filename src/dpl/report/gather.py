@@ -85,6 +85,8 @@ def _run(plan: Plan, cases: Sequence[Case], store: Store, context: Context, requ
     torch.set_num_threads(request.threads)
     write_plan(store.root, Asked(plan.title, str(request.data.resolve()), tuple(cases)))
     with request.watch(plan.title, cases, store) as on_event:
+        if request.engine is not None:
+            return request.engine(cases, store, context, on_event)
         if request.workers > 1:
             return run_in_processes(cases, store, context, request.workers, request.threads, on_event)
         return run_cases(cases, store, context, on_event)

@@ -6,14 +6,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpl.bench import Case, Store
+from dpl.bench import Case, Context, Store
 from dpl.bench.engine import OnEvent
 from dpl.report.document import Document, Item
 
-__all__ = ["Request", "Result", "Watch"]
+__all__ = ["Engine", "Request", "Result", "Watch"]
 
 Watch = Callable[[str, Sequence[Case], Store], AbstractContextManager[OnEvent]]
 """Given a title, the cases and the store, shows how a run goes on."""
+Engine = Callable[[Sequence[Case], Store, Context, OnEvent], dict[str, str]]
+"""Runs cases and returns the errors by the unit's key."""
 
 
 @contextmanager
@@ -43,6 +45,8 @@ class Request:
     """False: only what the store has is shown."""
     workers: int = 1
     threads: int = 1
+    engine: Engine | None = None
+    """What runs the cases; None: `workers` processes of this machine."""
     watch: Watch = _silent
     say: Callable[[str], None] = lambda text: None
     """Takes a line about what is going on."""
