@@ -60,10 +60,8 @@ def _unlabelled_tiles(experiment: Experiment) -> list[tuple[str, str]]:
             first, second = paired(source, tracks[0])
             same = 100 * float((first.prediction == second.prediction).mean())
             entries.append((f"{same:.1f} %", "same answer as the source"))
-    for row in experiment.rows:
-        if row.get("by_source"):
-            entries.append((f"{row['by_source']:,}", "images that the guard had answered by the source"))
-    return entries
+    counts = [row["by_source"] for row in experiment.rows if row.get("by_source")]
+    return entries + [(f"{count:,}", "images that the guard had answered by the source") for count in counts]
 
 
 def _accuracy_tiles(experiment: Experiment, table: AccuracyTable) -> list[tuple[str, str]]:
