@@ -57,15 +57,23 @@ def method_page(kind: Kind, traces: Sequence[Trace], measured: Sequence[Row]) ->
 
 def index_table(kinds: Sequence[Kind]) -> str:
     """Return the table of all methods, each linked to its page."""
-    lines = ["| method | trains | norm | output | cost per batch | needs | paper |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| method | trains | norm | output | cost per batch | needs | published |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for kind in kinds:
         r = record(kind)
         needs = ", ".join(r["needs"]) or "-"
         name = f"[`{r['name']}`](methods/{r['name']}.md)"
-        lines.append(
-            f"| {name} | {r['trains']} | {r['norm']} | {r['output']} | {r['passes']} | {needs} | {r['paper']} |"
-        )
+        cells = (name, r["trains"], r["norm"], r["output"], r["passes"], needs, _published(r["paper"]))
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
+
+
+def _published(paper: str) -> str:
+    """Return venue and year, the last part of the reference that has a year."""
+    parts = [part for part in re.sub(r"\s*\(.*\)", "", paper).split(", ") if re.search(r"\d{4}$", part)]
+    return parts[-1] if parts else "-"
 
 
 def _facts(kind: Kind, traces: Sequence[Trace]) -> str:
@@ -85,7 +93,7 @@ def _facts(kind: Kind, traces: Sequence[Trace]) -> str:
         ("Checked against the authors' code", _checked(info.name, traces)),
         ("With the DPL loss added", _composed(info.name)),
     ]
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows)])
+    return "\n".join(["| at a glance | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows)])
 
 
 def _checked(name: str, traces: Sequence[Trace]) -> str:

@@ -77,7 +77,7 @@ def write_picture(rows: list[DemoRow], path: Path) -> Path:
     """Draw cumulative accuracy over the stream."""
     curves = {row.method: [result.cumulative() for result in row.results] for row in rows}
     count = len(rows[0].results)
-    title = f"Trained on MNIST, streaming UCI digits (batch {BATCH_SIZE}, mean and range of {count} orders)"
+    title = f"Trained on MNIST, streaming UCI digits: mean and range of {count} orders"
     return cumulative_accuracy({"": curves}, path, title)
 
 
