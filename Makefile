@@ -21,6 +21,11 @@ docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# In full; hours on one core. Stopped and started again, it goes on where it was.
+abuse: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/abuse.py --out runs/abuse
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serve_abuse.py
+
 # torch first and constrained: an unconstrained resolve would pull a CUDA build.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -25,7 +25,7 @@ def _prepare() -> None:
     """Start the server that victims are forked from: it imports torch once, not for every victim."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # the server does not see this process's own path
-    _context.set_forkserver_preload(["abuse.writer"])
+    _context.set_forkserver_preload(["abuse.warm"])
     forkserver.ensure_running()
     os.environ.pop("PYTHONPATH")
     if before is not None:

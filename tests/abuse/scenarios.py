@@ -45,10 +45,10 @@ class Outcome:
     source: float
     worst: float  # points above the source in the worst scored phase (negative: below)
     passed: bool
+    images: int  # that were scored
     batches: int
     counts: dict[str, int] = field(default_factory=dict)
     first: int | None = None  # batch of the guard's first action
-    answered: list[float] = field(default_factory=list)  # accuracy of each scored phase
 
 
 def contentless(batches: int, size: int = 32) -> list[Batch]:
@@ -70,47 +70,56 @@ def changing(images: int, seed: int = 3) -> list[Batch]:
     return list(zip(pool.split(sizes), labels.split(sizes), strict=True))
 
 
-def attacked(share: float, attack: Attack) -> list[Phase]:
+def attacked(share: float, attack: Attack, scale: float) -> list[Phase]:
     """An attack, twenty calm batches, and what follows."""
-    during = poisoned(iid("noise", 32 * 40), share, attack)
-    return [Phase(during, 5.0), Phase(iid("noise", 32 * 20, seed=1), None), Phase(iid("noise", 32 * 30, seed=2), 1.0)]
+    during = poisoned(iid("noise", 32 * round(40 * scale)), share, attack)
+    after = iid("noise", 32 * round(40 * scale), seed=2)
+    return [Phase(during, 5.0), Phase(iid("noise", 32 * 20, seed=1), None), Phase(after, 1.0)]
 
 
-SCENARIOS: dict[str, Callable[[], list[Phase]]] = {
-    "ordinary": lambda: [Phase(iid("noise", 3200)), Phase(iid("shifted", 3200))],
-    "class-sorted": lambda: [Phase(correlated("noise", 3200))],
-    "class-sorted, hard": lambda: [Phase(correlated("shifted", 3200))],
-    "runs of a class": lambda: [Phase(runs("shifted", 3200))],
-    "one class": lambda: [Phase(one_class("noise", 10_000, size=64)), Phase(iid("noise", 2048, size=64))],
-    "recurring": lambda: [Phase(visit) for visit in recurring(20, 128)],
-    "batch of 1": lambda: [Phase(iid("noise", 400, size=1), 2.0)],
-    "batch of 2": lambda: [Phase(iid("noise", 400, size=2), 2.0)],
-    "batch of 3": lambda: [Phase(iid("noise", 450, size=3), 2.0)],
-    "batch of 7": lambda: [Phase(iid("noise", 700, size=7), 2.0)],
-    "changing batch": lambda: [Phase(changing(1600), 2.0)],
-    "no content": lambda: [Phase(contentless(50), None), Phase(iid("noise", 32 * 40), 1.0)],
-    "extreme 5 %": lambda: attacked(0.05, extreme),
-    "extreme 20 %": lambda: attacked(0.2, extreme),
-    "in range 20 %": lambda: attacked(0.2, saturated),
-    "crafted 5 %": lambda: attacked(0.05, disturbing),
-    "crafted 20 %": lambda: attacked(0.2, disturbing),
+def _images(count: int, scale: float) -> int:
+    return max(64, round(count * scale))
+
+
+SCENARIOS: dict[str, Callable[[float], list[Phase]]] = {
+    "ordinary": lambda k: [Phase(iid("noise", _images(3200, k)))],
+    "ordinary, hard": lambda k: [Phase(iid("shifted", _images(3200, k)))],
+    "class-sorted": lambda k: [Phase(correlated("noise", _images(3200, k)))],
+    "class-sorted, hard": lambda k: [Phase(correlated("shifted", _images(3200, k)))],
+    "runs of a class": lambda k: [Phase(runs("shifted", _images(3200, k)))],
+    "one class": lambda k: [
+        Phase(one_class("noise", _images(10_000, k), size=64)),
+        Phase(iid("noise", 2048, size=64)),
+    ],
+    "recurring": lambda k: [Phase(visit) for visit in recurring(20, _images(320, k))],
+    "batch of 1": lambda k: [Phase(iid("noise", _images(1000, k), size=1))],
+    "batch of 2": lambda k: [Phase(iid("noise", _images(1000, k), size=2))],
+    "batch of 3": lambda k: [Phase(iid("noise", _images(1000, k), size=3))],
+    "batch of 7": lambda k: [Phase(iid("noise", _images(1000, k), size=7))],
+    "changing batch": lambda k: [Phase(changing(_images(3200, k)))],
+    "no content": lambda k: [Phase(contentless(round(50 * k)), None), Phase(iid("noise", _images(3200, k)), 1.0)],
+    "extreme 5 %": lambda k: attacked(0.05, extreme, k),
+    "extreme 20 %": lambda k: attacked(0.2, extreme, k),
+    "in range 20 %": lambda k: attacked(0.2, saturated, k),
+    "crafted 5 %": lambda k: attacked(0.05, disturbing, k),
+    "crafted 20 %": lambda k: attacked(0.2, disturbing, k),
 }
 
 
 @cache
-def phases(name: str) -> tuple[list[Phase], list[float]]:
+def phases(name: str, scale: float) -> tuple[list[Phase], list[float]]:
     """The phases of a scenario and the source's accuracy in each."""
-    made = SCENARIOS[name]()
+    made = SCENARIOS[name](scale)
     return made, [source_score(phase.batches).accuracy for phase in made]
 
 
-def play(method: str, scenario: str, guard: Any = True) -> Outcome:
+def play(method: str, scenario: str, guard: Any = True, scale: float = 1.0) -> Outcome:
     """Run one method through one scenario."""
     model = adapted(method, guard=guard)
-    first: list[int] = []
+    actions: list[int] = []
     if model.guard is not None:
-        model.guard.call_on_event(lambda event: first.append(event.batch) if event.action != "set_aside" else None)
-    stretches, shipped = phases(scenario)
+        model.guard.call_on_event(lambda event: actions.append(event.batch) if event.action != "set_aside" else None)
+    stretches, shipped = phases(scenario, scale)
     scores = [run(model, phase.batches, strict=bool(guard)) for phase in stretches]
     scored = [k for k, phase in enumerate(stretches) if phase.allowed is not None]
     gaps = {k: scores[k].accuracy - shipped[k] for k in scored}
@@ -123,8 +132,19 @@ def play(method: str, scenario: str, guard: Any = True) -> Outcome:
         source=sum(shipped[k] * scores[k].images for k in scored) / images,
         worst=min(gaps.values()),
         passed=all(gap >= -(stretches[k].allowed or 0.0) for k, gap in gaps.items()),
+        images=images,
         batches=sum(len(phase.batches) for phase in stretches),
         counts={} if model.guard is None else {k: v for k, v in model.guard.counts.items() if v},
-        first=first[0] if first else None,
-        answered=[scores[k].accuracy for k in scored],
+        first=actions[0] if actions else None,
     )
+
+
+def alarms(method: str, shift: str, batches: int, size: int = 16) -> dict[str, Any]:
+    """Feed a guarded model and its unguarded twin an ordinary stream; count what the guard did and what it cost."""
+    stream = iid(shift, batches * size, size=size, seed=5)
+    guarded, plain = adapted(method), adapted(method, guard=False)
+    on, off = run(guarded, stream).accuracy, run(plain, stream, strict=False).accuracy
+    counts = guarded.guard.counts if guarded.guard is not None else {}
+    false = sum(counts[action] for action in ("hold", "roll_back", "reset", "freeze"))
+    facts = {"batches": batches, "false_alarms": false, "suspicions": counts["suspect"], "on": on, "off": off}
+    return facts | {"passed": false <= batches / 1000 and on >= off - 0.5}

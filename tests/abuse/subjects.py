@@ -31,7 +31,7 @@ def adapted(name: str, guard: Any = True, **settings: Any) -> dpl.AdaptiveModel:
     if get_method(name).info.source != "never":
         images, labels = source_images(torch.float32)
         source = (images[:320], labels[:320])
-    return dpl.adapt(network(), name, source=source, guard=guard, **(QUICK.get(name, {}) | settings))
+    return dpl.adapt(network(), name, source=source, guard=guard, layout="as_is", **(QUICK.get(name, {}) | settings))
 
 
 @dataclass

@@ -1,11 +1,7 @@
 """Resuming, resetting and running for long, with the guard on."""
 
-import copy
-import gc
-import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,14 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dpl
+from abuse.endurance import resetting_is_exact, resuming_is_exact, soak
 from abuse.streams import iid, network, one_class
-from abuse.subjects import adapted, methods, run
-from dpl.snapshot import SnapshotStore
-from parity.tiny import source_images
-
-
-def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+from abuse.subjects import adapted, methods
 
 
 def stream() -> list[torch.Tensor]:
@@ -31,19 +22,7 @@ def stream() -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", methods())
 def test_resuming_is_as_if_never_stopped(name: str, tmp_path: Path) -> None:
-    model, batches = adapted(name), stream()
-    answers = []
-    for i, batch in enumerate(batches):
-        if i in (2, 7):
-            model.save(tmp_path / str(i))
-        answers.append(model(batch))
-    images, labels = source_images(torch.float32)
-    needed = dpl.methods.registry.get_method(name).info.source == "always"
-    source = [(images[:64], labels[:64])] if needed else None
-    for cut in (2, 7):
-        resumed = dpl.load(tmp_path / str(cut), network(), source=model._source if needed else source)
-        for batch, expected in zip(batches[cut:], answers[cut:], strict=True):
-            assert torch.equal(resumed(batch), expected)
+    resuming_is_exact(name, tmp_path, stream()[:9], cuts=(5,))
 
 
 RESUME = """
@@ -81,24 +60,13 @@ def test_resuming_in_a_new_process_is_as_if_never_stopped(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", methods())
 def test_reset_is_exact_whatever_the_guard_went_through(name: str) -> None:
-    model = adapted(name)
-    before, hooks = model.state_dict(), sum(len(m._forward_pre_hooks) for m in model.model.modules())
-    random, shipped = torch.get_rng_state(), copy.deepcopy(network().state_dict())
-    first = model(stream()[0])
-    for batch in stream()[1:6]:
-        model(batch)
-    model.reset()
-    assert same(before, model.state_dict())
-    assert torch.equal(model(stream()[0]), first)
-    assert torch.equal(torch.get_rng_state(), random)
-    assert sum(len(m._forward_pre_hooks) for m in model.model.modules()) == hooks
-    assert same(shipped, dict(network().state_dict()))
+    resetting_is_exact(name, stream()[:5])
 
 
 ACTIONS = st.lists(st.sampled_from(["adapt", "bad batch", "snapshot", "roll back", "reset"]), min_size=3, max_size=12)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS)
 def test_any_order_of_actions_agrees_with_replaying_the_batches(tmp_path: Path, actions: list[str]) -> None:
     """The reference: a fresh model that is fed the batches which lead to the present state, and nothing else."""
@@ -125,24 +93,9 @@ def test_any_order_of_actions_agrees_with_replaying_the_batches(tmp_path: Path, 
     assert torch.equal(model(batches[0]), reference(batches[0]))
 
 
-def resident_kilobytes() -> int:
-    fields = Path("/proc/self/statm").read_text().split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
-
-
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the memory in use from /proc")
 def test_a_long_run_grows_nothing(tmp_path: Path) -> None:
-    model, store, batches = adapted("tent"), SnapshotStore(tmp_path, keep=2), iid("noise", 8 * 20, size=8)
-    for _ in range(2):
-        run(model, batches)
-        store.save(model)
-    gc.collect()
-    memory, files, threads = resident_kilobytes(), len(os.listdir("/proc/self/fd")), threading.active_count()
-    for _ in range(10):
-        run(model, batches)
-        store.save(model)
-    gc.collect()
-    assert resident_kilobytes() - memory < 5_000
-    assert len(os.listdir("/proc/self/fd")) == files
-    assert threading.active_count() == threads
-    assert len(store.all()) == 2
+    grown = soak(tmp_path, batches=120, warm=40)
+    assert grown["megabytes"] < 5
+    assert grown["files"] == grown["threads"] == 0
+    assert grown["snapshots"] == 2

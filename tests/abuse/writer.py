@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,14 @@ def write_and_die(folder: str, told: Connection, moment: int) -> None:
     told.send(("survived", moments[0]))
 
 
+@cache
+def model_and_batch() -> tuple[dpl.AdaptiveModel, torch.Tensor]:
+    """Made once where the victims are forked from (abuse.warm), so that each starts to write at once."""
+    return adapted("tent"), iid("noise", 8, 8)[0][0]
+
+
 def _prepared(folder: str) -> tuple[SnapshotStore, dpl.AdaptiveModel, torch.Tensor]:
-    return SnapshotStore(folder, keep=2), adapted("tent"), iid("noise", 8, 8)[0][0]
+    return SnapshotStore(folder, keep=2), *model_and_batch()
 
 
 def _die_at(moment: int) -> list[int]:
