@@ -14,8 +14,7 @@ from dpl.distributed.team import Team
 from dpl.errors import InputError, ModelError
 from dpl.guard import GuardSettings
 from dpl.methods.base import Source
-from dpl.surgery.layout import channels_last, fastest_layout
-from dpl.surgery.norm import Running
+from dpl.surgery.layout import channels_last
 
 __all__ = ["DistributedModel", "adapt"]
 
@@ -75,10 +74,10 @@ class DistributedModel(AdaptiveModel):
 
     def _choose_layout(self, images: Tensor) -> None:
         """Take the layout that is fastest for the first process: with another one the last digits would differ."""
-        with self._network.norm.using(Running()):
-            self.layout = self.team.hear(fastest_layout(self.model, images))
-        if self.layout == "channels_last":
-            self._apply(channels_last)
+        super()._choose_layout(images)
+        own, self.layout = self.layout, self.team.hear(self.layout)
+        if own != self.layout:
+            self._apply(channels_last if self.layout == "channels_last" else torch.Tensor.contiguous)
 
     def _whole(self, images: Tensor) -> tuple[Tensor, slice]:
         """Return the images of all processes, and which of them are one's own."""

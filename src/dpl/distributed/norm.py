@@ -8,7 +8,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.distributed.exchange import collect
 from dpl.distributed.team import Team
-from dpl.surgery.norm import Batch, Blend, Forward, NormControl, Recall, Rule, Running, Track, normalise
+from dpl.surgery.norm import (
+    Batch,
+    Blend,
+    Forward,
+    NormControl,
+    Recall,
+    Rule,
+    Running,
+    Track,
+    channel_statistics,
+    normalise,
+)
 
 __all__ = ["Pooled", "Rows", "pooled"]
 
@@ -60,7 +71,7 @@ class Pooled:
         """
         reduced = [dim for dim in range(own.ndim) if dim != 1]
         if len(own):
-            variance, mean = torch.var_mean(own, dim=reduced, correction=0)
+            variance, mean = channel_statistics(own)
         else:
             mean = variance = own.sum(dim=reduced)  # zeros that keep their place in the backward pass
         means, variances = collect(torch.stack([mean, variance]), self.rows.team).unbind(dim=1)  # [processes, C]

@@ -7,6 +7,7 @@ goes on from the store.
 
 import math
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from dpl.extras import optional
 __all__ = ["RayOptions", "run_on_ray"]
 
 _PAUSE = 0.25  # seconds between looks at what the tasks say
+_ANSWER = 10.0  # seconds in which a cluster's head must answer
 _AHEAD = 8  # units that are handed out beyond what the cluster can run at once
 _MOST_OUT = 512  # each unit that is out holds one open file, its claim
 
@@ -91,15 +93,26 @@ def _connected(ray: Any, options: RayOptions) -> Iterator[bool]:
         return
     local = {"num_cpus": max(os.cpu_count() or 1, math.ceil(options.cpus)), "include_dashboard": False}
     address = options.address or os.environ.get("RAY_ADDRESS")
+    _check_reachable(address)
     try:
         ray.init(address or "local", logging_level="ERROR", log_to_driver=False, **({} if address else local))
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()[0]
         raise DplError(f"address={address!r}: no Ray cluster can be joined there ({reason})") from error
     try:
         yield True
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Say at once if nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=_ANSWER).close()
+        except OSError as error:
+            raise DplError(f"address={address!r}: no Ray cluster can be joined there ({error})") from error
 
 
 @dataclass
