@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from report.runs import make_adapted, make_store
+
 
 @pytest.fixture(autouse=True)
 def _one_thread():
@@ -30,3 +32,20 @@ def measured_row(label, dataset, domain, accuracy, *, seed=0, n=100, severity=No
 @pytest.fixture
 def make_row():
     return measured_row
+
+
+@pytest.fixture(scope="session")
+def bench_root(tmp_path_factory):
+    """A finished benchmark: `store`, `data`, `weights`, `tiny.yaml`."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("bench_root")
+    make_store(root)
+    torch.set_num_threads(threads)
+    return root
+
+
+@pytest.fixture(scope="session")
+def adapted(tmp_path_factory):
+    """A predictions file of a flat folder, with the source's answers, some of which adaptation changed."""
+    return make_adapted(tmp_path_factory.mktemp("adapted"), "--with-source", "--set", "lr=0.03", "--no-guard")

@@ -17,10 +17,12 @@ import os
 import shutil
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +126,7 @@ class Store:
         try:
             with np.load(path, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, BadZipFile, zlib.error) as error:
             raise DataError(f"{path}: cannot be read ({error}); remove its folder to run the unit again") from error
 
     def units(self) -> Iterator[Unit]:

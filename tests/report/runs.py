@@ -1,0 +1,49 @@
+"""Small real runs for the tests of the report: a benchmark of two domains and two seeds, and a folder adapted to."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from bench.tiny import make_weights, write_yaml
+from data.make import make_folder, make_pacs
+from dpl.backbones import create
+from dpl.cli import main
+
+METHODS = {"source": {}, "tent": {}, "dpl": {}, "dpl_slow": {"method": "dpl", "lr": "1e-5"}}
+TARGETS = ("art_painting", "sketch")
+CLASSES = ("circle", "square", "triangle")
+
+
+def make_store(root: Path) -> Path:
+    """Run a tiny benchmark on made images; the results are in `root/store`, the images in `root/data`."""
+    make_pacs(root / "data", per_class=8)
+    make_weights(root / "weights" / "pacs.safetensors", 7)
+    experiment = {
+        "title": "tiny", "dataset": "pacs", "protocol": "leave_one_domain_out", "targets": list(TARGETS),
+        "network": "debug_cnn", "weights": "{weights}/pacs.safetensors", "transform": "square 32", "batch_size": 8,
+        "seeds": [0, 1], "settings": {"lr": "1e-3", "confidence": 0.2}, "methods": METHODS,
+    }  # fmt: skip
+    write_yaml(root / "tiny.yaml", experiment)
+    assert bench(root, root / "store") == 0
+    return root / "store"
+
+
+def bench(root: Path, out: Path, *more: str) -> int:
+    words = ["--data", str(root / "data"), "--weights", str(root / "weights"), "--out", str(out), "--threads", "1"]
+    return main(["bench", str(root / "tiny.yaml"), *words, "--json", *more])
+
+
+def make_adapted(root: Path, *more: str, flat: bool = True) -> Path:
+    """Adapt to a folder of made images; return the predictions file."""
+    images = make_folder(root, labelled=not flat, classes=CLASSES, per_class=20)
+    torch.manual_seed(0)
+    network = create("debug_cnn", num_classes=3, normalise="none")
+    network.fc.weight.data.mul_(20)  # bold, so that answers differ
+    save_file(network.state_dict(), root / "mine.safetensors")
+    (root / "names.txt").write_text("\n".join(CLASSES))
+    words = ["--model", "debug_cnn", "--weights", str(root / "mine.safetensors"), "--images", str(images)]
+    words += ["--classes", str(root / "names.txt"), "--batch-size", "8", "--set", "confidence=0.2"]
+    out = root / "out" / "predictions.csv"
+    assert main(["adapt", *words, "--out", str(out), "--json", *more]) == 0
+    return out

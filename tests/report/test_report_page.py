@@ -1,0 +1,343 @@
+"""The page: its figures are those of the store, it needs no other file, and it tells what is missing or broken."""
+
+import json
+import re
+import shutil
+import webbrowser
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from dpl.bench import Store
+from dpl.cli import main
+from dpl.errors import DataError
+from dpl.report.page import default_output, read_runs, write_report
+from dpl.report.page.beside import accuracy_table
+from dpl.report.page.costs import costs
+from dpl.report.page.digest import digest
+from report.runs import TARGETS, bench, make_adapted
+
+pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
+
+
+class Cells(HTMLParser):
+    """The figures of the accuracy table by method and column."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: dict[tuple[str, str], str] = {}
+        self._method, self._column = "", None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        facts = dict(attrs)
+        if tag == "tr":
+            self._method = facts.get("data-method", "")
+        self._column = facts.get("data-column") if tag == "td" else None
+
+    def handle_data(self, data):
+        if self._method and self._column:
+            self.found[self._method, self._column] = data.strip()
+            self._column = None
+
+
+def page_of(path: Path, tmp_path: Path, data: Path | None = None) -> str:
+    return write_report(read_runs(path, data), tmp_path / "page.html").read_text()
+
+
+def means(store: Path) -> dict[tuple[str, str], float]:
+    """The mean over seeds of each method on each domain, straight from the store."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in Store(store).rows():
+        slow = row["method"] == "dpl" and row["settings"]["lr"] == 1e-5
+        found.setdefault(("dpl_slow" if slow else row["method"], row["segment"]), []).append(row["accuracy"])
+    return {key: fmean(values) for key, values in found.items()}
+
+
+def test_the_table_shows_the_figures_of_the_store(bench_root, tmp_path):
+    cells = Cells(page_of(bench_root / "store", tmp_path)).found
+    expected = means(bench_root / "store")
+    assert len(expected) == 8
+    for key, value in expected.items():
+        assert cells[key] == f"{value:.1f}"
+    for method in ("source", "tent", "dpl", "dpl_slow"):
+        assert cells[method, "average"] == f"{fmean(expected[method, target] for target in TARGETS):.1f}"
+
+
+def test_reported_figures_stand_beside(bench_root, tmp_path):
+    table = accuracy_table(read_runs(bench_root / "store")[0].experiments[0])
+    assert table.printed["source", "average"].value == 82.4
+    assert table.printed["source", "average"].streams == 4
+    assert ("dpl_slow", "average") not in table.printed
+    text = page_of(bench_root / "store", tmp_path)
+    assert "Table 1 of the paper" in text
+    assert "measured with debug_cnn, the paper with resnet50" in text
+
+
+def test_the_page_needs_no_other_file(bench_root, tmp_path):
+    text = page_of(bench_root / "store", tmp_path)
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", text)
+    assert not re.findall(r"""url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", text)
+    assert not re.findall(r"\son\w+=", text)
+    assert "innerHTML" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert len(text) < 3_000_000
+
+
+def test_it_says_what_was_run_and_what_it_cost(bench_root, tmp_path):
+    text = page_of(bench_root / "store", tmp_path)
+    for words in (
+        "protocol reset_each_shift",
+        "batch size 8",
+        "seeds 0, 1",
+        "network debug_cnn",
+        "torch 2.",
+        "lr=0.001",
+    ):
+        assert words in text
+    experiment = read_runs(bench_root / "store")[0].experiments[0]
+    by_method = {cost.method: cost for cost in costs(experiment)}
+    assert by_method["source"].passes == pytest.approx(1)
+    assert by_method["source"].updates == 0
+    assert 1.5 < by_method["tent"].passes < 3.5  # forward and the greater part of backward
+    assert by_method["tent"].memory > 50
+    assert by_method["dpl"].milliseconds > 0
+
+
+def test_curves_end_at_the_accuracy_and_have_a_band_over_seeds(bench_root):
+    experiment = read_runs(bench_root / "store")[0].experiments[0]
+    figures = digest(experiment)
+    expected = means(bench_root / "store")
+    for place, stream in enumerate(figures["streams"]):
+        for number, method in enumerate(experiment.methods):
+            line = figures["lines"][place]["accuracy"][number]
+            assert line["mean"][-1] == pytest.approx(expected[method, stream], abs=0.01)
+            assert line["low"][-1] <= line["mean"][-1] <= line["high"][-1]
+        shares = figures["balance"][place]["truth"]
+        assert all(sum(window) == pytest.approx(100, abs=0.2) for window in zip(*shares, strict=True))
+    counts = figures["confusion"][0][0]["counts"]
+    n = sum(map(sum, counts))
+    assert 100 * sum(counts[i][i] for i in range(7)) / n == pytest.approx(expected["source", figures["streams"][0]])
+
+
+def test_images_that_changed_are_inside_the_page(bench_root, tmp_path):
+    text = page_of(bench_root / "store", tmp_path)
+    assert text.count("base64,") > 4
+    assert "Images: " not in text
+
+
+def test_without_the_data_folder_the_page_says_so(bench_root, tmp_path):
+    copy = shutil.copytree(bench_root / "store", tmp_path / "copy")
+    for plan in (copy / "plans").glob("*.json"):
+        plan.write_text(plan.read_text().replace(str(bench_root / "data"), "/nowhere"))
+    text = page_of(copy, tmp_path)
+    assert "the data folder is not here; name it with --data DIR" in text
+    assert "base64," not in text
+    assert text.count('data-part="confusion-method"') == 1
+    assert "base64," in page_of(copy, tmp_path, bench_root / "data")
+
+
+def test_another_data_set_is_not_shown_as_that_of_the_run(bench_root, tmp_path):
+    from data.make import make_pacs
+
+    make_pacs(tmp_path / "other", per_class=2)
+    text = page_of(bench_root / "store", tmp_path, tmp_path / "other")
+    assert "could not be read" in text or "does not have them" in text
+
+
+def test_a_store_of_older_days_is_read(bench_root, tmp_path):
+    """Without a plan and without what is recorded since: methods are named by their settings."""
+    copy = shutil.copytree(bench_root / "store", tmp_path / "old")
+    shutil.rmtree(copy / "plans")
+    for folder in (copy / "units").iterdir():
+        lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+        for line in lines:
+            for name in ("classes", "gflops_per_image", "peak_bytes", "skipped_because"):
+                del line[name]
+        rewrite(folder, "results.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+    run = read_runs(copy, bench_root / "data")[0]
+    assert run.whole
+    assert set(run.experiments[0].methods) == {"source", "tent", "dpl (lr=0.001)", "dpl (lr=1e-05)"}
+    assert run.experiments[0].classes[0] == "dog"  # from the data folder
+    assert read_runs(copy)[0].experiments[0].classes[0] == "class 0"
+    assert "class 0" in page_of(copy, tmp_path)
+
+
+def rewrite(folder: Path, name: str, content: bytes) -> None:
+    """Change a file of a unit and its mark, as if it had been written so."""
+    import hashlib
+
+    (folder / name).write_bytes(content)
+    marks = json.loads((folder / "done").read_text())
+    marks[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "done").write_text(json.dumps(marks))
+
+
+def test_a_half_finished_run_shows_what_there_is(bench_root, tmp_path):
+    copy = shutil.copytree(bench_root / "store", tmp_path / "half")
+    for folder in sorted((copy / "units").iterdir())[:6]:
+        shutil.rmtree(folder)
+    run = read_runs(copy)[0]
+    assert run.status.startswith("10 of 16 finished")
+    assert not run.whole
+    text = page_of(copy, tmp_path)
+    assert "not run yet" in text
+    assert "things are missing or damaged" in text or "thing is missing" in text
+    cells = Cells(text).found
+    left = [row for row in Store(copy).rows() if row["method"] == "source" and row["segment"] == "sketch"]
+    if left:
+        assert cells["source", "sketch"] == f"{fmean(row['accuracy'] for row in left):.1f}"
+
+
+def test_a_run_that_has_only_begun_is_called_empty(bench_root, tmp_path):
+    copy = shutil.copytree(bench_root / "store", tmp_path / "begun")
+    shutil.rmtree(copy / "units")
+    run = read_runs(copy)[0]
+    assert run.experiments == ()
+    assert "no finished result" in page_of(copy, tmp_path)
+    (tmp_path / "nothing").mkdir()
+    assert "no result of dpl bench or dpl adapt" in page_of(tmp_path / "nothing", tmp_path)
+
+
+def test_damage_is_named_and_the_rest_is_shown(bench_root, tmp_path):
+    copy = shutil.copytree(bench_root / "store", tmp_path / "damaged")
+    first, second, third, fourth = sorted((copy / "units").iterdir())[:4]
+    (first / "predictions.npz").write_bytes((first / "predictions.npz").read_bytes()[:100])
+    content = bytearray((second / "results.jsonl").read_bytes())
+    content[20] ^= 1
+    (second / "results.jsonl").write_bytes(content)
+    (third / "done").unlink()
+    (fourth / "unit.json").unlink()
+    (copy / "failures").mkdir()
+    (copy / "failures" / "0123.json").write_text(
+        json.dumps({"unit": "dpl on pacs/photo", "reason": "no <b>memory</b>"})
+    )
+    (copy / "units" / ".abc.1.tmp").mkdir()
+    run = read_runs(copy)[0]
+    text = " ".join(f"{item.subject}: {item.text}" for item in run.problems)
+    assert "100 bytes instead of" in text
+    assert "its figures are shown, its curves and images cannot be" in text
+    assert "other checksum" in text
+    assert "the mark of completion is missing" in text
+    assert "unit.json: cannot be read" in text
+    assert "failed: no <b>memory</b>" in text
+    assert "a draft" in text
+    assert "13 of 16 finished" in run.status
+    page = page_of(copy, tmp_path)
+    assert "no &lt;b&gt;memory&lt;/b&gt;" in page
+    assert len(Cells(page).found) >= 8
+
+
+def test_a_plan_that_cannot_be_read_costs_nothing_but_itself(bench_root, tmp_path):
+    copy = shutil.copytree(bench_root / "store", tmp_path / "plan")
+    next((copy / "plans").iterdir()).write_text("{")
+    run = read_runs(copy)[0]
+    assert len(run.experiments[0].methods) == 4
+    assert "not a readable plan" in run.problems[0].text
+
+
+def test_an_unlabelled_folder_has_everything_but_accuracy(adapted, tmp_path):
+    run = read_runs(adapted)[0]
+    experiment = run.experiments[0]
+    assert run.whole
+    assert run.status == "60 of 60 images predicted"
+    assert not experiment.labelled
+    assert experiment.methods == ("source", "dpl")
+    assert experiment.classes == ("circle", "square", "triangle")
+    assert not experiment.guarded
+    text = page_of(adapted, tmp_path)
+    assert "Same answer as the source" in text
+    assert "Balance of classes" in text
+    assert "same answer as the source" in text
+    assert 'data-part="accuracy"' not in text
+    assert "base64," in text
+    assert "guard off" in text
+    by_method = {cost.method: cost for cost in costs(experiment)}
+    assert by_method["dpl"].batches == 8
+    assert by_method["dpl"].passes > 1
+
+
+def test_a_folder_with_labels_has_accuracy_too(tmp_path):
+    out = make_adapted(tmp_path, flat=False)
+    experiment = read_runs(out.parent)[0].experiments[0]
+    assert experiment.guarded
+    result = json.loads(out.with_suffix(".run.json").read_text())["result"]
+    assert experiment.rows[0]["accuracy"] == pytest.approx(100 * result["correct"] / result["labelled"])
+    cells = Cells(page_of(out, tmp_path)).found
+    assert cells["dpl", "mine"] == f"{experiment.rows[0]['accuracy']:.1f}"
+
+
+def test_a_predictions_file_without_its_record_and_with_a_torn_line(adapted, tmp_path):
+    lines = adapted.read_text().splitlines()
+    (tmp_path / "p.csv").write_text("\n".join([*lines[:30], lines[30][:9]]))
+    run = read_runs(tmp_path / "p.csv")[0]
+    words = " ".join(item.text for item in run.problems)
+    assert "no record of how these were made" in words
+    assert "1 of 30 lines cannot be read" in words
+    assert run.status == "29 images predicted"
+    assert "Confidence" in page_of(tmp_path / "p.csv", tmp_path)
+
+
+def test_a_folder_job_that_was_stopped_is_told(adapted, tmp_path):
+    lines = adapted.read_text().splitlines()
+    (tmp_path / "p.csv").write_text("\n".join(lines[:41]) + "\n")
+    record = json.loads(adapted.with_suffix(".run.json").read_text())
+    record["guard"] = True
+    record["events"] = [{"batch": 3, "action": "freeze", "reason": "<i>lost</i>", "alarm": True}]
+    (tmp_path / "p.run.json").write_text(json.dumps(record))
+    text = page_of(tmp_path / "p.csv", tmp_path)
+    assert "20 of 60 images were not reached" in text
+    assert "freeze" in text
+    assert "&lt;i&gt;lost&lt;/i&gt;" in text
+
+
+def test_what_is_no_predictions_file_is_told(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    assert "not a predictions file" in page_of(tmp_path / "x.csv", tmp_path)
+    (tmp_path / "y.csv").write_text("")
+    assert "not a predictions file" in page_of(tmp_path / "y.csv", tmp_path)
+    with pytest.raises(DataError, match="there is no such folder or file"):
+        read_runs(tmp_path / "absent")
+
+
+def test_names_from_data_stay_text(tmp_path):
+    """A class or file may be called anything."""
+    evil = "</script><img src=x onerror=alert(1)>"
+    (tmp_path / "p.csv").write_text(f"image,predicted,name,confidence,label\n{evil}.png,0,{evil},0.5,{evil}\n" * 1)
+    text = page_of(tmp_path / "p.csv", tmp_path)
+    assert "<img src=x" not in text
+    assert text.count("<script") == text.count("</script>") == 2
+
+
+def test_the_command_writes_beside_the_run_and_says_where(bench_root, adapted, tmp_path, capsys, monkeypatch):
+    copy = shutil.copytree(bench_root / "store", tmp_path / "store")
+    assert main(["report", str(copy)]) == 0
+    assert (copy / "report.html").is_file()
+    assert str(copy / "report.html") in capsys.readouterr().out
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    assert main(["report", str(copy), str(adapted), "--out", str(tmp_path / "both.html"), "--open", "--json"]) == 0
+    assert opened == [(tmp_path / "both.html").as_uri()]
+    told = json.loads(capsys.readouterr().out)
+    assert [run["whole"] for run in told["runs"]] == [True, True]
+    assert "dpl on mine" in (tmp_path / "both.html").read_text()
+    assert default_output([copy, adapted]) == Path("report.html")
+    assert default_output([adapted]) == adapted.with_suffix(".html")
+
+
+def test_wrong_words_end_in_one_line(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "absent")]) == 2
+    assert "no such folder or file" in capsys.readouterr().err
+    assert main(["report", str(tmp_path), "--data", str(tmp_path / "absent")]) == 2
+    assert "--data" in capsys.readouterr().err
+
+
+def test_running_again_keeps_one_plan(bench_root, tmp_path):
+    copy = shutil.copytree(bench_root / "store", tmp_path / "again")
+    assert bench(bench_root, copy) == 0
+    assert len(list((copy / "plans").iterdir())) == 1
+    assert bench(bench_root, copy, "--only", "method=dpl") == 0
+    assert len(list((copy / "plans").iterdir())) == 2
+    assert read_runs(copy)[0].status == "16 of 16 finished"
