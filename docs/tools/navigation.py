@@ -20,7 +20,8 @@ def expand(entry: Any, docs: Path) -> Any:
     if isinstance(entry, dict):
         return {title: expand(below, docs) for title, below in entry.items()}
     if isinstance(entry, list):
-        return [expand(below, docs) for below in entry]
+        parts = [expand(below, docs) for below in entry]
+        return [page for part in parts for page in (part if isinstance(part, list) else [part])]
     return _pages(entry, docs) if "*" in entry else entry
 
 

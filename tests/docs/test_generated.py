@@ -1,5 +1,6 @@
 """Generated pages are those that the generator would make now, and the pictures can be drawn."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,18 @@ def test_every_method_has_a_page_with_all_settings() -> None:
         missing = [name for name, _, _ in describe(get_method(method).settings_class) if f"| `{name}` |" not in text]
         assert not missing, f"{method}: {missing}"
         assert f"](methods/{method}.md)" in overview
+
+
+def test_the_answers_name_the_right_methods() -> None:
+    """The two lists of names that the questions and answers keep by hand."""
+    text = (DOCS / "faq.md").read_text()
+    infos = {name: get_method(name).info for name in list_methods()}
+    views = next(line for line in text.split("\n\n") if "augmented views (" in line)
+    assert {name for name, info in infos.items() if info.views} == set(re.findall(r"`([a-z_]+)`", views))
+    source = next(line for line in text.split("\n\n") if "once, before the first batch" in line)
+    once, always = source.split("once, before the first batch;")
+    named = set(re.findall(r"`([a-z_]+)`", once)), set(re.findall(r"`([a-z_]+)` at every step", always))
+    assert named == tuple({n for n, info in infos.items() if info.source == when} for when in ("once", "always"))
 
 
 def test_a_change_is_noticed(tmp_path: Path) -> None:
