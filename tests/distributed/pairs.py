@@ -19,7 +19,7 @@ def torchrun(program: str, *arguments: str, processes: int = 2, timeout: float =
         subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / program), *arguments],
             env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1",
-                                       "PYTHONPATH": str(TESTS)},
+                                       "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(processes)
