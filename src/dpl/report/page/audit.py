@@ -82,7 +82,12 @@ class AuditedStore(Store):
             self.sound[unit.key] = unit
 
     def _title(self, name: str) -> str:
-        return f"{self.sound[name].title} ({name})" if name in self.sound else name
+        """Name a unit, also a damaged one whose description is left."""
+        try:
+            record = json.loads((self.root / "units" / name / "unit.json").read_text(encoding="utf-8"))
+            return f"{Unit.from_record(record).title} ({name})"
+        except (OSError, ValueError, TypeError, DplError):
+            return name
 
 
 def _faults(folder: Path, marks: dict[str, Any]) -> dict[str, str]:

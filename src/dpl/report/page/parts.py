@@ -196,7 +196,7 @@ def health_part(experiment: Experiment) -> str:
     count = (
         f"{len(troubled)} of {len(experiment.methods)} methods show signs of trouble."
         if found
-        else "No sign of trouble."
+        else "The answers show no sign of trouble."
     )
     lead = f"<p>{count} Looked for: collapse onto one class, an end below the source, a fall against it.</p>"
     rows = "".join(_sign_row(experiment, method, found) for method in troubled)
@@ -251,13 +251,14 @@ def _skipped(experiment: Experiment) -> str:
     return f"<details><summary>Batches without an update</summary><ul>{items}</ul></details>"
 
 
-def facts_part(experiment: Experiment) -> str:
+def facts_part(experiment: Experiment, table: AccuracyTable | None) -> str:
     """Return protocol, settings and versions."""
     lists = "".join(
         f"<details{' open' if number == 0 else ''}><summary>{text(title)}</summary>{_list(items)}</details>"
         for number, (title, items) in enumerate(experiment.facts)
     )
-    notes = "".join(f"<li>{text(note)}</li>" for note in experiment.notes)
+    told = () if table is None else table.notes
+    notes = "".join(f"<li>{text(note)}</li>" for note in experiment.notes if note not in told)
     return card("What was run", lists, f'<ul class="notes">{notes}</ul>' if notes else "")
 
 

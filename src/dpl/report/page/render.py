@@ -102,7 +102,7 @@ def _experiment(experiment: Experiment, number: int, room: int) -> str:
         f'<article class="experiment" id="experiment-{number}" aria-labelledby="title-{number}">',
         f'<h3 id="title-{number}">{text(experiment.title)}</h3>',
         tiles(experiment, table),
-        facts_part(experiment),
+        facts_part(experiment, table),
         accuracy_part(experiment, table) if table is not None else "",
         stream_part(experiment, chosen),
         lines_part(experiment, table, chosen),
