@@ -20,13 +20,14 @@ _NORMS = {
     "running": "the source's, not updated (`running`)",
     "batch": "each batch's own (`batch`)",
     "track": "each batch's own, which also move the running ones (`track`)",
+    "auto": "chosen from the stream (`auto`)",
 }
 _SCOPES = {
     "affine": 'scale and shift of the normalisation layers (`scope="affine"`)',
     "classifier": 'the classifier (`scope="classifier"`)',
     "features": 'everything but the classifier (`scope="features"`)',
     "all": 'all parameters (`scope="all"`)',
-    "-": "no parameter of the network",
+    "-": "",
 }
 _SOURCES = {"never": "not needed", "once": "once, before the first batch", "always": "at every step"}
 # Why there is no trace of the authors' code; the page says so instead of staying silent.
@@ -50,7 +51,7 @@ def method_page(kind: Kind, traces: Sequence[Trace], measured: Sequence[Row]) ->
         "## What it does\n\n" + "\n\n".join(_block(paragraph) for paragraph in body),
         "## Settings\n\n" + _settings(kind),
         _measured(kind.info.name, measured),
-        f"[All methods](../methods.md). This page is made from `src/dpl/methods/{_file(kind)}` by `docs/generate.py`.",
+        f"[All methods](../methods.md). This page is made from `{_file(kind)}` by `docs/generate.py`.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -84,20 +85,24 @@ def _facts(kind: Kind, traces: Sequence[Trace]) -> str:
         ("Changes", info.updates),
         ("Trains, by default", _SCOPES[r["trains"]]),
         ("BatchNorm statistics, by default", _NORMS.get(str(r["norm"]), f"a blend with {r['norm']} of the batch's")),
-        ("Answer, by default", f"from {r['output']} the update" if "output" in defaults else "see below"),
+        ("Answer, by default", f"from {r['output']} the update" if "output" in defaults else ""),
         ("Cost for each batch", info.passes),
         ("Source data", _SOURCES[info.source]),
         ("Smallest batch that adapts", str(info.min_batch)),
         ("Other needs", ", ".join(need for need in r["needs"] if not need.startswith(("source", "batch"))) or "none"),
-        ("Optimizer and learning rate", f"{defaults['optimizer']}, {defaults['lr']:g}" if "lr" in defaults else "none"),
+        ("Optimizer and learning rate", f"{defaults['optimizer']}, {defaults['lr']:g}" if "lr" in defaults else ""),
         ("Checked against the authors' code", _checked(info.name, traces)),
         ("With the DPL loss added", _composed(info.name)),
     ]
-    return "\n".join(["| at a glance | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows)])
+    return "\n".join(
+        ["| at a glance | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows if value)]
+    )
 
 
 def _checked(name: str, traces: Sequence[Trace]) -> str:
     own = [trace for trace in traces if trace.method == name]
+    if not own and "this library" in get_method(name).info.paper:
+        return "a method of this library; there is no other code"
     if not own:
         family = name == "dpl" or name.startswith("dpl_")
         return _NO_CODE if family else _UNTRACED.get(name, "no trace of the authors' code was made")
@@ -190,4 +195,4 @@ def _cell(text: str) -> str:
 
 
 def _file(kind: Kind) -> str:
-    return kind.__module__.rpartition(".")[2] + ".py"
+    return f"src/{kind.__module__.replace('.', '/')}.py"
