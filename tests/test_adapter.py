@@ -28,7 +28,7 @@ def test_ten_lines_of_the_readme() -> None:
 
 
 def test_default_method_is_dpl() -> None:
-    assert dpl.adapt(network()).method.info.name == "dpl"
+    assert dpl.adapt(network()).method.info.name == "auto"
 
 
 def test_output_is_from_before_or_after_the_update() -> None:
@@ -241,7 +241,7 @@ def test_a_wrong_channel_count_changes_nothing() -> None:
 )
 def test_wrong_names_and_values(arguments: dict, message: str) -> None:
     with pytest.raises(dpl.SettingError) as caught:
-        dpl.adapt(network(), **arguments)
+        dpl.adapt(network(), **({"method": "dpl"} | arguments))
     assert message in str(caught.value)
 
 

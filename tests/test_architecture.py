@@ -19,6 +19,7 @@ LAYERS = [
     {"memory", "surgery", "views"},
     {"methods"},
     {"budget", "guard", "snapshot"},
+    {"auto"},
     {"adapter"},
     {"streams", "data", "backbones", "distributed", "reported", "testing", "costs", "live", "folderrecord"},
     {"training", "folderjob", "recommend"},

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from dpl.auto import Auto
 from dpl.budget import Choice, check_budget, fit, later_stages
 from dpl.errors import DplError, InputError, SettingError, SnapshotError
 from dpl.guard import Guard, GuardSettings, guard_settings
@@ -27,7 +28,7 @@ from dpl.surgery.norm import Running
 
 __all__ = ["AdaptiveModel", "Last", "adapt", "load"]
 
-DEFAULT_METHOD = "dpl"
+DEFAULT_METHOD = "auto"
 
 
 def adapt(
@@ -36,6 +37,7 @@ def adapt(
     *,
     classifier: str | None = None,
     source: Source | tuple[Tensor, Tensor] | None = None,
+    calibrate: Source | tuple[Tensor, Tensor] | None = None,
     guard: bool | GuardSettings | Mapping[str, Any] = False,
     layout: str = "auto",
     budget: float | None = None,
@@ -45,9 +47,11 @@ def adapt(
 
     Args:
         model: any module that returns logits [B, C]. It is copied, never changed.
-        method: a name from `list_methods()`, or `X+dpl`.
+        method: a name from `list_methods()`, or `X+dpl`; by default method and settings are chosen from the stream.
         classifier: name of the linear classifier inside `model`; found when not given.
         source: labelled source batches for methods that need them: a loader of (images, labels), or one such pair.
+        calibrate: source validation data in the same form, from which the automatic choice learns how sure the model
+            is where it is at home.
         guard: True to watch adaptation and end it where it does harm (docs/reliability.md), or the guard's settings.
         layout: memory layout of the convolutions: "auto" times channels-last against the model's own on the first
             batch and takes the faster, "channels_last" and "as_is" do not ask. Values change by rounding only.
@@ -58,11 +62,13 @@ def adapt(
     Returns:
         The adaptive model: call it with a batch of images to predict and adapt.
     """
+    if calibrate is not None and method != Auto.info.name:
+        raise SettingError(f"calibrate= is for the automatic choice (no method named); {method!r} takes source=")
     return AdaptiveModel(
         model,
         method,
         classifier=classifier,
-        source=source,
+        source=source if calibrate is None else calibrate,
         settings=settings,
         guard=guard,
         layout=layout,
@@ -189,7 +195,7 @@ class AdaptiveModel(nn.Module):
         """Make the method on the untouched copy and remember the state to which `reset` returns."""
         self.method: Method[Any] = self._kind(self._network, self.settings)
         self.method.attach(self._source)
-        before = self.state_dict() if self._kind.info.source != "never" else None
+        before = None if self._source is None and self._kind.info.source == "never" else self.state_dict()
         if prepare:
             self.method.prepare(self._source)
         self._origin = self.state_dict()
@@ -216,7 +222,7 @@ class AdaptiveModel(nn.Module):
             self.method.facts = {"updated": False, "reason": reason}
             return self.method.predict(images).detach()
         if not self.method.due():
-            self.method.facts = {"updated": False, "reason": "only some batches are learnt from (setting 'every')"}
+            self.method.facts = {"updated": False, "reason": "only some batches are learnt from (setting 'interval')"}
             return self.method.predict(images).detach()
         return self.method.act(images).detach()
 
@@ -375,8 +381,8 @@ class AdaptiveModel(nn.Module):
             return taken / inference
 
         self.budgeted = fit(budget, later_stages(self.model, asked.start), cost_from)
-        start, every = self.budgeted.start or asked.start, asked.every * self.budgeted.every
-        self._rebuild(dataclasses.replace(asked, start=start, every=every))
+        start, interval = self.budgeted.start or asked.start, asked.interval * self.budgeted.interval
+        self._rebuild(dataclasses.replace(asked, start=start, interval=interval))
 
     def _rebuild(self, settings: Settings) -> None:
         """Return to the source with other settings."""

@@ -20,12 +20,11 @@ from torch import Tensor
 from dpl.methods.state import Stateful
 from dpl.objectives.precision import at_least_float32
 
-__all__ = ["SHARES", "SORTED", "BlendEvidence", "Verdict"]
+__all__ = ["SHARES", "BlendEvidence", "Verdict"]
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)
 _NEAR = 0.95  # the smallest share with this part of the best one's gain is taken
 _LEAST_GAIN = 0.02  # of log C: less than that is no gain
-SORTED = 0.05  # likeness of the rows of a batch above which a stream is not mixed
 _TOO_GOOD = 3.0  # times the information of the source: early on, that is rather a run of one class
 _SURE = 0.9  # the source's probability above which its answer counts as sure
 _MOSTLY, _STABLE, _FEW = 0.5, 0.9, 0.4  # sure rows, kept answers, classes: a source that is right about few classes
@@ -38,7 +37,6 @@ class Verdict:
 
     chosen: int  # index into SHARES
     information: tuple[float, ...]  # I of every candidate, in nats
-    likeness: float  # of the rows of a batch: 0 in a mixed stream, towards 1 in one that is sorted by class
     sure: float  # share of rows of which the source is sure
     stable: float  # share of those whose answer the smallest share keeps
     classes: float  # effective number of classes in the source's answers
@@ -85,8 +83,8 @@ class BlendEvidence(Stateful):
             known = getattr(self, name)
             setattr(self, name, value if known is None else known + value)
 
-    def judge(self, likeness: float, early: bool) -> Verdict:
-        """Choose a share, given how alike the rows of a batch are; `early`: so far only a few batches were seen."""
+    def judge(self, mixed: bool, early: bool) -> Verdict:
+        """Choose a share for a stream that is mixed or sorted by class, and young (`early`) or well known."""
         mass, square, entropy, counts = self._on_host()
         rows, sure, kept = counts.tolist()
         mean = mass / rows
@@ -95,10 +93,9 @@ class BlendEvidence(Stateful):
         between = _entropy(mean) - entropy[:, 1] / rows
         classes = float(_entropy(mean[0]).exp())
         few = classes < _FEW * min(rows, mean.shape[1])
-        facts = (tuple(information.tolist()), likeness, sure / rows, kept / max(sure, 1.0), classes)
+        facts = (tuple(information.tolist()), sure / rows, kept / max(sure, 1.0), classes)
         if few and sure / rows > _MOSTLY and kept / sure > _STABLE:
             return Verdict(0, *facts, "the source is sure of the few classes it sees")
-        mixed = likeness < SORTED
         scores = (information if mixed else between).tolist()
         chosen, why = _smallest_near_best(scores, _LEAST_GAIN * math.log(mean.shape[1]))
         if early and mixed and scores[chosen] > _TOO_GOOD * max(scores[0], _EPS):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dpl.methods.blend_evidence import SHARES, SORTED, BlendEvidence, Verdict
+from dpl.methods.blend_evidence import SHARES, BlendEvidence, Verdict
 from dpl.methods.state import Stateful
 from dpl.methods.stream_order import StreamOrder
 from dpl.methods.stream_signals import StreamSignals
@@ -80,21 +80,26 @@ class NormChoice(Stateful):
         self.order.add(logits[0])
         self.looks, self.rows, self.waited = self.looks + 1, self.rows + len(images), 0
         self.settled = int(self.looks >= _MOST or (self.looks >= _FEWEST and self.rows >= _ROWS))
-        self._judge(self.order.likeness())
+        self._judge()
 
     @torch.no_grad()
     def _glance(self, images: Tensor) -> None:
         """Let the source's statistics predict some rows; if the stream turns out to be sorted, judge anew."""
         with self.network.norm.using(blend(0.0)):
             self.order.add(self.network(images).logits)
-        likeness, believed = self.order.likeness(), not self.young and self.doubting
-        if (likeness >= SORTED and self.chosen) or believed:
-            self._judge(likeness)
+        believed = bool(self.doubting) and not self.young
+        if (self.chosen and not self.mixed) or believed:
+            self._judge()
 
-    def _judge(self, likeness: float) -> None:
-        self.verdict = self.evidence.judge(likeness, self.young)
+    def _judge(self) -> None:
+        self.verdict = self.evidence.judge(self.mixed, self.young)
         self.doubting = int(self.verdict.doubted)
         self._follow(self.verdict.chosen)
+
+    @property
+    def mixed(self) -> bool:
+        """Say whether the rows of a batch are no more alike than any two rows; reads on the host."""
+        return self.order.mixed(self.young)
 
     @property
     def young(self) -> bool:

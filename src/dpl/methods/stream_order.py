@@ -14,6 +14,9 @@ __all__ = ["StreamOrder"]
 
 _MEMORY = 1024  # rows over which the stream is remembered
 _PRIOR = 16  # rows of doubt
+_SORTED = 0.05  # likeness above which a stream is not mixed ...
+_BY_CHANCE = 5.0  # ... and, divided by the rows seen, what chance may add
+_DRIFTING = 0.15  # the same later on, when learning has moved the logits from batch to batch
 _EPS = 1e-12
 
 
@@ -45,6 +48,11 @@ class StreamOrder(Stateful):
         else:
             rest = (1 - 1 / _MEMORY) ** len(z)
             self.centre, self.sums = self.centre * rest + z.sum(dim=0), self.sums * rest + sums
+
+    def mixed(self, young: bool) -> bool:
+        """Say whether rows come together by chance; reads the sums on the host."""
+        rows = 1.0 if self.sums is None else max(1.0, float(self.sums[0]))
+        return self.likeness() < (_SORTED + _BY_CHANCE / rows if young else _DRIFTING)
 
     def likeness(self) -> float:
         """Return how much more alike the rows of a batch are than any two rows; reads the sums on the host."""
