@@ -6,7 +6,8 @@
 
 Finished tasks are kept in OUT/records.jsonl and not repeated, so that a run can be stopped and started again. Writes
 OUT/abuse.json and OUT/abuse.md; ends with code 1 if a mark was missed. The subject is the small residual network of
-tests/parity on real handwritten digits; `--resnet` names a checkpoint of CIFAR-10's ResNet-20 for the cost in time.
+tests/parity on real handwritten digits; the cost in time is also measured on CIFAR-10's ResNet-20 where its checkpoint
+(`--resnet`) and images (`--images`) are at hand.
 The server is abused by benchmarks/serve_abuse.py.
 """
 
@@ -24,6 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -34,6 +36,7 @@ from abuse.report import as_markdown
 from abuse.scenarios import SCENARIOS, alarms, play
 from abuse.streams import iid, network
 from abuse.subjects import adapted, methods
+from dpl.backbones import create
 from dpl.errors import DplError, SnapshotCorrupt
 from dpl.snapshot import SnapshotStore
 
@@ -58,9 +61,9 @@ def tasks(args: argparse.Namespace) -> Iterator[Task]:
     for method, shift in (("tent", "noise"), ("dpl", "noise"), ("tent", "easy"), ("norm", "shifted")):
         yield Task("alarms", f"{method}, {shift}", lambda m=method, s=shift: alarms(m, s, args.batches))
     for method in ("tent", "dpl"):
-        yield Task("cost", f"small network, {method}", lambda m=method: cost(m, None))
-        if args.resnet is not None:
-            yield Task("cost", f"ResNet-20, {method}", lambda m=method: cost(m, args.resnet))
+        yield Task("cost", f"small network, {method}", lambda m=method: cost(m))
+        if args.resnet is not None and args.images is not None:
+            yield Task("cost", f"ResNet-20, {method}", lambda m=method: cost(m, args.resnet, args.images))
     for method in args.methods:
         yield Task("bad rows", method, lambda m=method: endurance.bad_rows_leave_no_trace(m) or {})
         yield Task("reset", method, lambda m=method: endurance.resetting_is_exact(m, images(100, args.scale)) or {})
@@ -133,15 +136,14 @@ def resume(method: str, scale: float, seed: int) -> Facts:
     return {"batches": len(batches), "cuts": len(cuts)}
 
 
-def cost(method: str, weights: Path | None, rounds: int = 60) -> Facts:
+def cost(method: str, weights: Path | None = None, pictures: Path | None = None, rounds: int = 60) -> Facts:
     """Feed a guarded and an unguarded model the same batches in turn; processor time of one over the other."""
-    if weights is None:
-        source, batches = network(), [batch for batch, _ in iid("noise", 32 * 20)]
-    else:
-        source = dpl.backbones.create("cifar_resnet20", weights=weights)
-        generator = torch.Generator().manual_seed(0)
-        batches = [torch.rand(64, 3, 32, 32, generator=generator) for _ in range(8)]
-        rounds = 24
+    source, batches = network(), [batch for batch, _ in iid("noise", 32 * 20)]
+    if weights is not None and pictures is not None:
+        source, rounds = create("cifar_resnet20", weights=weights), 24
+        with np.load(pictures, allow_pickle=False) as file:
+            found = torch.from_numpy(file["images"][: 64 * 16]).permute(0, 3, 1, 2).float() / 255
+        batches = [batch.contiguous() for batch in found.split(64)]
     pair = [dpl.adapt(source, method, guard=guard, layout="as_is") for guard in (False, True)]
     spent: tuple[list[float], list[float]] = ([], [])
     for i in range(rounds + 8):
@@ -182,7 +184,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=1000, help="of each ordinary stream in the count of alarms")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--resnet", type=Path, help="cifar10_resnet20.safetensors, for the cost in time")
+    parser.add_argument("--resnet", type=Path, help="cifar10_resnet20.safetensors, for the cost in time, with")
+    parser.add_argument("--images", type=Path, help="an .npz with `images` of CIFAR-10 [N, 32, 32, 3]")
     return parser.parse_args()
 
 

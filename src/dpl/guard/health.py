@@ -16,8 +16,8 @@ Confidence alone deceives: entropy minimisers gain it by forgetting classes. So 
 A source that a strong shift has broken also answers with few classes, in a stream that has all of them; then spreading
 the answers is the cure. Both look alike to the source. They differ in the adapted answers: *distinct* ones are about
 as decided as the source's (the margin between first and second answer, in units of the row's own spread, so that no
-scale matters) and fall into groups (share of the logits' variance that the answers explain). Answers of more classes
-than the source's that are distinct are believed: the stream is not poor.
+scale matters) and fall into groups (share of the logits' variance that the answers explain). Distinct answers
+that show about all classes, as the rows of a balanced stream would, are believed: the stream is not poor.
 
 What exceeds the allowance is summed over rows and never falls below zero (CUSUM): `lost` is an estimate of how many
 answers adaptation cost since it last did well. One batch of eight rows can say little; many can.
@@ -48,6 +48,7 @@ _CREDIT = 0.1  # answers that one nat of better balance is worth in a shuffled s
 _DEBIT = 0.08  # answers that one nat of wider spread costs in a sorted or poor one
 _SORTED = 0.2  # how much more often than by chance neighbours agree in a stream sorted by class
 _RICHER = 1.2
+_COMPLETE = 0.97  # of the classes that as many rows of a balanced stream show
 _DECIDED = 0.9  # margin against the source's
 _GROUPED = 0.45  # share of variance explained; answers to a single class, spread at random, explain 0.4
 _EPS = 1e-12
@@ -194,7 +195,8 @@ class Health(Stateful):
         excess = (float(self.sums[3]) / max(pairs, 1.0) - by_chance) * min(1.0, pairs / _PRIOR)
         own, adapted = (math.exp(h) for h in entropies)
         distinct = self._distinct()
-        poor = own < few and not (distinct and adapted > _RICHER * own)
+        complete = adapted >= _COMPLETE / (1 / self.balance.shape[1] + 1 / rows)  # as many as uniform draws show
+        poor = own < few and not (distinct and complete)
         shuffled = excess < _SORTED and not poor
         same_class = int(self.recent[0].argmax()) == int(self.recent[1].argmax())
         narrowing = max(0.0, -gain - _DEAD_ZONE) if shuffled or not same_class else 0.0
