@@ -62,7 +62,7 @@ def test_tokens_and_class_names_that_are_a_pickle_are_refused(
     from dpl.cli import main
 
     trace, weights, evil = tmp_path / "trace", tmp_path / "good.safetensors", tmp_path / "evil"
-    save_file(network().state_dict(), weights)
+    save_file({key: value.contiguous() for key, value in network().state_dict().items()}, weights)
     evil.write_bytes(pickles(trace)["pickle"])
     common = ["serve", "--model", str(weights), "--network", "debug_cnn", "--port", "0", "--state", str(tmp_path / "s")]
     for option in ("--token-file", "--classes"):
