@@ -22,18 +22,19 @@ def choose(budget: float) -> tuple[Choice, list[str | None]]:
 
 
 @pytest.mark.parametrize(
-    ("budget", "start", "every"), [(5, None, 1), (3, None, 1), (2.6, "a", 1), (2, "b", 1), (1.6, "c", 1), (1.2, "d", 1)]
+    ("budget", "start", "interval"),
+    [(5, None, 1), (3, None, 1), (2.6, "a", 1), (2, "b", 1), (1.6, "c", 1), (1.2, "d", 1)],
 )
-def test_the_earliest_start_that_fits_is_taken(budget: float, start: str | None, every: int) -> None:
+def test_the_earliest_start_that_fits_is_taken(budget: float, start: str | None, interval: int) -> None:
     choice, asked = choose(budget)
-    assert (choice.start, choice.every) == (start, every)
+    assert (choice.start, choice.interval) == (start, interval)
     assert choice.cost == COSTS[start] <= budget
     assert len(asked) == len(set(asked)) <= 4, "bisection"
 
 
 def test_where_no_start_fits_some_batches_are_only_predicted() -> None:
     choice, _ = choose(1.03)
-    assert (choice.start, choice.every) == ("d", 4)
+    assert (choice.start, choice.interval) == ("d", 4)
     assert choice.cost == pytest.approx(1.025)
 
 
@@ -70,11 +71,11 @@ def budgeted(monkeypatch: pytest.MonkeyPatch, budget: float, **settings) -> dpl.
 
 
 @pytest.mark.parametrize(
-    ("budget", "start", "every", "cost"), [(4, None, 1, 3.0), (2, "layer2", 1, 1.8), (1.05, "fc", 4, 1.05)]
+    ("budget", "start", "interval", "cost"), [(4, None, 1, 3.0), (2, "layer2", 1, 1.8), (1.05, "fc", 4, 1.05)]
 )
-def test_the_first_batch_decides(monkeypatch, budget: float, start: str | None, every: int, cost: float) -> None:
+def test_the_first_batch_decides(monkeypatch, budget: float, start: str | None, interval: int, cost: float) -> None:
     model = budgeted(monkeypatch, budget)
-    assert (model.settings.start, model.settings.every) == (start, every)
+    assert (model.settings.start, model.settings.interval) == (start, interval)
     assert model.budgeted.cost == pytest.approx(cost)
 
 

@@ -21,7 +21,7 @@ class Choice:
     """What fits the budget: the module at which learning starts, how many batches share a step, and the cost."""
 
     start: str | None
-    every: int
+    interval: int
     cost: float  # measured, in units of source inference
 
 
@@ -49,8 +49,8 @@ def fit(budget: float, starts: Sequence[str], cost_from: Callable[[str | None], 
         first, last = (first, middle) if costs[middle] <= budget else (middle + 1, last)
     if first < len(candidates):
         return Choice(candidates[first], 1, costs[first])
-    every = math.ceil((costs[-1] - 1) / (budget - 1))
-    return Choice(candidates[-1], every, 1 + (costs[-1] - 1) / every)
+    interval = math.ceil((costs[-1] - 1) / (budget - 1))
+    return Choice(candidates[-1], interval, 1 + (costs[-1] - 1) / interval)
 
 
 def later_stages(module: nn.Module, start: str | None = None) -> list[str]:

@@ -42,17 +42,17 @@ def test_a_start_that_is_no_module_or_leaves_nothing_is_refused() -> None:
 
 
 def test_every_third_batch_teaches() -> None:
-    model, updated = dpl.adapt(network(), "dpl", every=3, confidence=0.0), []
+    model, updated = dpl.adapt(network(), "dpl", interval=3, confidence=0.0), []
     for seed in range(7):
         model(images(seed=seed))
         updated.append(model.last.updated)
     assert updated == [True, False, False, True, False, False, True]
     model(images())
-    assert "every" in model.last.reason
+    assert "interval" in model.last.reason
 
 
 def test_the_count_of_batches_is_part_of_the_state(tmp_path) -> None:
-    model = dpl.adapt(network(), "tent", every=2)
+    model = dpl.adapt(network(), "tent", interval=2)
     model(images())
     again = dpl.load(model.save(tmp_path / "kept"), network())
     again(images(seed=1))

@@ -130,11 +130,11 @@ class GradientMethod(Method[G]):
         self.optimizer = self.make_optimizer(self.select())
 
     def due(self) -> bool:
-        """Say whether this batch is learnt from: every `every`-th one is, beginning with the first."""
-        if self.settings.every == 1:
+        """Say whether this batch is learnt from: every `interval`-th one is, beginning with the first."""
+        if self.settings.interval == 1:
             return True  # nothing to count, and a batch that teaches nothing changes nothing
         self.batches += 1
-        return (self.batches - 1) % self.settings.every == 0
+        return (self.batches - 1) % self.settings.interval == 0
 
     def select(self) -> dict[str, Parameter]:
         """Return the parameters that train; methods with modules of their own add those."""

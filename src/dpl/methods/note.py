@@ -29,8 +29,9 @@ from dpl.methods.base import Objective
 from dpl.methods.registry import register
 from dpl.methods.settings import setting
 from dpl.objectives import entropy
+from dpl.objectives.moments import variance_and_mean
 from dpl.surgery import Network
-from dpl.surgery.norm import Forward, NormControl, normalise
+from dpl.surgery.norm import Forward, NormControl, channel_statistics, normalise
 
 __all__ = ["NOTE", "InstanceAware", "NOTESettings"]
 
@@ -55,7 +56,7 @@ class InstanceAware:
         mean, variance = (s.view(1, -1, *[1] * (x.ndim - 2)) for s in self._statistics(layer, x))
         places = x[0, 0].numel()
         if places > 1:
-            own_variance, own_mean = torch.var_mean(x, dim=list(range(2, x.ndim)), keepdim=True)
+            own_variance, own_mean = variance_and_mean(x, range(2, x.ndim), correction=1)
             noise = variance + layer.eps
             mean = mean + _shrink(own_mean - mean, self.k * (noise / places).sqrt())
             variance = variance + _shrink(own_variance - variance, self.k * noise * (2 / (places - 1)) ** 0.5)
@@ -114,7 +115,7 @@ class NOTE(BankedMethod[NOTESettings]):
 
 
 def _batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1])
+    variance, mean = channel_statistics(x, correction=1)
     return mean, variance
 
 

@@ -70,7 +70,7 @@ class GradientSettings(Settings):
     start: str | None = setting(
         None, "module before which nothing trains (in order of definition); what lies before it runs without a graph"
     )
-    every: int = setting(1, "learn from every k-th batch and only predict the others", low=1)
+    interval: int = setting(1, "learn from every k-th batch and only predict the others", low=1)
     least: float = setting(
         0.0, "learn only where this share of a batch was selected, if the method selects", low=0, high=1
     )

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpl.errors import InputError, SettingError
+from dpl.objectives.moments import variance_and_mean
 from dpl.objectives.precision import full_precision
 
 __all__ = ["adain", "classes_present", "dpl_o", "dpl_star", "prototype_regularization", "restyle", "style_statistics"]
@@ -96,16 +97,16 @@ def adain(content: Tensor, style: Tensor, eps: float = 1e-6, *, detach: bool = T
 
 def style_statistics(maps: Tensor, eps: float = 1e-6, *, detach: bool = True) -> tuple[Tensor, Tensor]:
     """Eq. 8 and 9: mean and deviation of each channel over space (or over tokens), keeping the dimensions."""
-    variance, mean = torch.var_mean(
-        maps.detach() if detach else maps, dim=(2, 3) if maps.ndim == 4 else 1, correction=0, keepdim=True
-    )
+    spatial = (2, 3) if maps.ndim == 4 else (1,)
+    variance, mean = variance_and_mean(maps.detach() if detach else maps, spatial)
     return mean, (variance + eps).sqrt()
 
 
 def restyle(content: Tensor, mean: Tensor, deviation: Tensor, eps: float = 1e-6, *, detach: bool = True) -> Tensor:
     """Eq. 10 with the style's statistics given."""
     own_mean, own_deviation = style_statistics(content, eps, detach=detach)
-    return deviation * ((content - own_mean) / own_deviation) + mean
+    scale = deviation / own_deviation  # one scale and shift for each channel: a single pass over the maps
+    return torch.addcmul(mean - own_mean * scale, content, scale)
 
 
 def _similarities(features: Tensor, prototypes: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dpl.surgery.norm import Batch, Forward, NormControl, Running, normalise
+from dpl.objectives.moments import variance_and_mean
+from dpl.surgery.norm import Batch, Forward, NormControl, Running, channel_statistics, normalise
 
 __all__ = ["AdaMix", "Moments", "source_share"]
 
@@ -40,7 +41,7 @@ class AdaMix:
         if x.numel() // x.shape[1] < 2:
             return Running()(layer, forward, x, control)
         source = Moments(layer.running_mean, layer.running_var)
-        variance, mean = torch.var_mean(x, dim=[0, *range(2, x.ndim)])
+        variance, mean = channel_statistics(x, correction=1)
         batch = Moments(mean.to(source.mean.dtype), variance.to(source.variance.dtype))
         weight, bias = _affine(layer, batch.mean)
         if layer not in self.offsets:
@@ -66,8 +67,8 @@ def source_share(x: Tensor, source: Moments, batch: Moments) -> Tensor:
     """
     maps = x.flatten(2) if x.ndim > 2 else x[:, :, None]
     # One value has no variance: zero, where the unbiased formula gives none.
-    variance, mean = torch.var_mean(maps, dim=2, correction=min(1, maps.shape[2] - 1))  # [B, C]
-    own, between = Moments(mean, variance), _distance(batch, source)
+    variance, mean = variance_and_mean(maps, [2], correction=min(1, maps.shape[2] - 1))
+    own, between = Moments(mean.squeeze(2), variance.squeeze(2)), _distance(batch, source)
     around = between + _distance(own, source) + _distance(own, batch)
     return (1 - between / around.clamp(min=_TINY)).clamp(0, 1).mean()
 

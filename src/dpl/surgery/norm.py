@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.errors import SettingError
+from dpl.objectives.moments import variance_and_mean
 
 __all__ = [
-    "Batch", "Blend", "Chosen", "NormControl", "Recall", "Rule", "Running", "Track", "blend", "has_statistics",
-    "install", "parse_norm", "uninstall",
+    "Batch", "Blend", "Chosen", "NormControl", "Recall", "Rule", "Running", "Track", "blend", "channel_statistics",
+    "has_statistics", "install", "parse_norm", "uninstall",
 ]  # fmt: skip
 
 Forward = Callable[[Tensor], Tensor]
@@ -53,7 +54,7 @@ class Batch:
             return Running()(layer, forward, x, control)
         control.note(layer, own)
         if own is not x:
-            variance, mean = _statistics(own, 0)
+            variance, mean = channel_statistics(own)
             return normalise(layer, forward, x, mean, variance)
         with _shadow(layer, training=True, track_running_stats=False):
             return forward(x)
@@ -75,7 +76,7 @@ class Blend:
         if layer.running_mean is None or layer.running_var is None or _values_per_channel(own) < 2:
             fallback: Rule = Batch() if layer.running_mean is None else Running()
             return fallback(layer, forward, x, control)
-        variance, mean = _statistics(own, self.correction)
+        variance, mean = channel_statistics(own, self.correction)
         mean = torch.lerp(layer.running_mean, mean.to(layer.running_mean.dtype), self.share)
         variance = torch.lerp(layer.running_var, variance.to(layer.running_var.dtype), self.share)
         control.keep(layer, mean, variance)
@@ -162,7 +163,7 @@ class NormControl:
     def note(self, layer: _BatchNorm, x: Tensor) -> None:
         """Record the batch statistics of `x` if somebody asked for them."""
         if self.recorded is not None:
-            variance, mean = _statistics(x.detach(), 0)
+            variance, mean = channel_statistics(x.detach())
             self.keep(layer, mean, variance)
 
     def keep(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
@@ -239,17 +240,10 @@ def normalise(
         return forward(x)
 
 
-def _statistics(x: Tensor, correction: int) -> tuple[Tensor, Tensor]:
-    """Return variance and mean of every channel; on a CPU two plain passes are several times quicker than var_mean."""
-    if x.device.type != "cpu":
-        return torch.var_mean(x, dim=_reduced(x), correction=correction)
-    mean, values = x.mean(dim=_reduced(x), keepdim=True), _values_per_channel(x)
-    variance = (x - mean).square().mean(dim=_reduced(x)) * (values / (values - correction))
-    return variance, mean.flatten()
-
-
-def _reduced(x: Tensor) -> list[int]:
-    return [dim for dim in range(x.ndim) if dim != 1]
+def channel_statistics(x: Tensor, correction: int = 0) -> tuple[Tensor, Tensor]:
+    """Return variance and mean of every channel."""
+    variance, mean = variance_and_mean(x, [dim for dim in range(x.ndim) if dim != 1], correction)
+    return variance.flatten(), mean.flatten()
 
 
 def _values_per_channel(x: Tensor) -> int:
