@@ -26,8 +26,10 @@ _REPORT_EVERY = 1.0  # seconds
 class Hub:
     """An actor beside the driver: hands out its files, and takes in what tasks say meanwhile."""
 
-    def __init__(self, parcels: dict[str, Parcel]) -> None:
-        self._parcels = parcels
+    def __init__(self, parcels: list[Any]) -> None:
+        """Take a reference to the parcels: they may be many names, and the hub may have to be started again."""
+        (reference,) = parcels
+        self._parcels: dict[str, Parcel] = optional("ray", "ray").get(reference)
         self._said: dict[str, Event] = {}
 
     def part(self, key: str, number: int) -> list[tuple[str, bytes]]:

@@ -142,10 +142,11 @@ class _Driver:
         files = {digest: file_parcel(path) for digest, path in context.files.items()}
         here = self.ray.get_runtime_context().get_node_id()
         pinned = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
+        self.parcels = [self.ray.put({parcel.key: parcel for parcel in (data, *files.values())})]
         self.hub = (
             self.ray.remote(Hub)
-            .options(num_cpus=0, max_restarts=-1, max_concurrency=8, scheduling_strategy=pinned)
-            .remote({parcel.key: parcel for parcel in (data, *files.values())})
+            .options(num_cpus=0, max_restarts=-1, max_task_retries=5, max_concurrency=8, scheduling_strategy=pinned)
+            .remote(self.parcels)
         )
         setup = Setup(
             context=context, data=data, files=files, hub=self.hub, threads=max(1, int(self.options.cpus)),
