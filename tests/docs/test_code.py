@@ -102,6 +102,14 @@ def test_adding_a_method() -> None:
     assert names["model"].last.selected == 1.0
 
 
+def test_the_promise_that_the_page_breaks_on_purpose_is_noticed() -> None:
+    page = DOCS / "adding-a-method.md"
+    told = " ".join(page.read_text().split())
+    with pytest.raises(AssertionError) as error:
+        run(page, replace={"self.declare(average=None)": "self.average = None"})
+    assert f'"{error.value}"' in told
+
+
 def test_faq() -> None:
     names = run(DOCS / "faq.md")
     assert "False no sample to learn from" in names["printed"]
