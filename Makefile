@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test docs clean
+.PHONY: demo test docs abuse bench clean
 
 demo: $(STAMP)
 	$(BIN)/dpl demo
@@ -25,6 +25,12 @@ docs: $(STAMP)
 abuse: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/abuse.py --out runs/abuse
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serve_abuse.py
+
+# Speed and memory of every method, and how they grow; about half an hour on two idle cores.
+bench: $(STAMP)
+	mkdir -p runs/bench
+	cd benchmarks && $(abspath $(BIN))/python -m speed --out ../runs/bench/speed.json
+	$(BIN)/python benchmarks/growth.py --out runs/bench/growth.json --picture runs/bench/growth.png
 
 # torch first and constrained: an unconstrained resolve would pull a CUDA build.
 $(STAMP): pyproject.toml constraints.txt
