@@ -41,10 +41,10 @@ def blocks(path: Path, language: str) -> list[Block]:
     return [block for block in found if block.language == language]
 
 
-def prose(path: Path) -> str:
-    """Return a page without its code."""
+def prose(path: Path, spans: bool = False) -> str:
+    """Return a page without its code; `spans` keeps what stands in single backticks."""
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"`[^`\n]*`", "code", text)
+    return text if spans else re.sub(r"`[^`\n]*`", "code", text)
 
 
 def links(path: Path) -> list[str]:
@@ -55,6 +55,5 @@ def links(path: Path) -> list[str]:
 
 def anchors(path: Path) -> set[str]:
     """Return the names by which headings can be linked to, made as forges and mkdocs make them."""
-    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", prose(path, spans=True), flags=re.MULTILINE)
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}

@@ -5,6 +5,8 @@ import io
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import dpl
-from docs.pages import DOCS, ROOT, blocks
+from docs.pages import DOCS, ROOT, blocks, prose
 from dpl.backbones import create
 from dpl.cli import COMMANDS, main
-from dpl.methods import registry
+from dpl.methods import get_method, registry
+from dpl.snapshot import SnapshotStore
 
 pytest.importorskip("sklearn", reason="needs the demo extra")
 pytest.importorskip("mlxtend", reason="needs the demo extra")
@@ -119,3 +122,14 @@ def test_faq() -> None:
 def test_readme_mentions_every_command() -> None:
     text = (ROOT / "README.md").read_text()
     assert not [command for command in COMMANDS if not re.search(rf"`dpl {command}\b|make {command}\b", text)]
+
+
+@pytest.mark.parametrize("page", ["index", "getting-started", "how-dpl-works", "faq", "adding-a-method"])
+def test_settings_named_in_the_text_exist(page: str) -> None:
+    """A setting that was renamed must not live on in a sentence such as `norm="batch", lr=1e-3`."""
+    settings = {field.name for name in dpl.list_methods() for field in fields(get_method(name).settings_class)}
+    known = settings | {field.name for field in fields(registry.MethodInfo)} | set(signature(dpl.adapt).parameters)
+    known |= set(signature(SnapshotStore).parameters) | {"updated", "reason"}
+    spans = re.findall(r"`([^`\n]+)`", prose(DOCS / f"{page}.md", spans=True))
+    named = {name for span in spans for name in re.findall(r"(?<![\w.-])([a-z_]+)=", span) if "--" not in span}
+    assert named <= known, f"{page}.md names {sorted(named - known)}"
