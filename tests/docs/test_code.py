@@ -124,7 +124,7 @@ def test_readme_mentions_every_command() -> None:
     assert not [command for command in COMMANDS if not re.search(rf"`dpl {command}\b|make {command}\b", text)]
 
 
-@pytest.mark.parametrize("page", ["index", "getting-started", "how-dpl-works", "faq", "adding-a-method"])
+@pytest.mark.parametrize("page", ["index", "getting-started", "how-dpl-works", "faq"])
 def test_settings_named_in_the_text_exist(page: str) -> None:
     """A setting that was renamed must not live on in a sentence such as `norm="batch", lr=1e-3`."""
     settings = {field.name for name in dpl.list_methods() for field in fields(get_method(name).settings_class)}
