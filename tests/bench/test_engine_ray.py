@@ -47,10 +47,12 @@ def serial(everything, one_thread, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster():
-    nodes = Cluster(initialize_head=True, connect=False, head_node_args=NODE)
-    nodes.add_node(**NODE)
-    yield nodes
-    nodes.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")  # else everything else on this machine goes first
+        nodes = Cluster(initialize_head=True, connect=False, head_node_args=NODE)
+        nodes.add_node(**NODE)
+        yield nodes
+        nodes.shutdown()
 
 
 def needed(store: Store) -> set[str]:
