@@ -32,7 +32,13 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"affine {a}": ("dpl", {"norm": a, "scope": "affine", "lr": 1e-3}) for a in (0.0, 0.1, 0.25, 0.5)},
 }
 PRESETS = BLENDS | LEARNERS
-MIRRORED = ("c10 gaussian_noise 5", "c10 clean, sorted", "c10 contrast 5", "pacs sketch", "pacs cartoon, a source domain")
+MIRRORED = (
+    "c10 gaussian_noise 5",
+    "c10 clean, sorted",
+    "c10 contrast 5",
+    "pacs sketch",
+    "pacs cartoon, a source domain",
+)
 _DRAWS, _DROPPED = 10, 0.4
 
 
@@ -80,7 +86,9 @@ def record_stream(stream: Stream, presets: dict[str, tuple[str, dict[str, Any]]]
     network, batches = stream.open()
     for name in missing:
         method, settings = presets[name]
-        arrays = record(dpl.adapt(network, method, **settings), batches, mirror=stream.name in MIRRORED and method == "norm")
+        arrays = record(
+            dpl.adapt(network, method, **settings), batches, mirror=stream.name in MIRRORED and method == "norm"
+        )
         np.savez(folder / f"{name}.npz", **arrays)
         accuracy = 100 * (arrays["logits"].argmax(1) == arrays["labels"]).mean()
         print(f"{stream.name:40} {name:12} {accuracy:6.2f}  {arrays['seconds']:6.1f} s", flush=True)

@@ -36,7 +36,10 @@ class Stream:
         """Return the source network and the batches (images, labels)."""
         network, images, labels = self.build()
         rows = arranged(labels, self.order, self.batch)
-        network, images = network.to(memory_format=torch.channels_last), images.contiguous(memory_format=torch.channels_last)
+        network, images = (
+            network.to(memory_format=torch.channels_last),
+            images.contiguous(memory_format=torch.channels_last),
+        )
         return network, [(images[part], labels[part]) for part in rows.split(self.batch)]
 
 
