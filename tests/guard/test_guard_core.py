@@ -221,6 +221,10 @@ def test_looks_report_their_signals() -> None:
     assert signals["rows"] == 16
     assert 0 <= signals["disagreement"] <= 1
     assert signals["drift"] > 0
+    assert signals["selected"] is None, "TENT learns from all rows"
+    choosy = dpl.adapt(network(), "dpl", guard=True, confidence=0.0)
+    choosy(images(16))
+    assert choosy.last["guard"]["signals"]["selected"] == 1.0
 
 
 def test_later_looks_are_at_some_rows_of_some_batches() -> None:

@@ -172,7 +172,7 @@ class Guard(Stateful):
         before = self.health.shuffled
         signals = self.health.judge(source, logits[rows])
         self.looked = self.looked + len(rows) if before or not signals.shuffled else 0  # look closely at a new stream
-        self.report["guard"]["signals"] = asdict(signals) | {"drift": ward.drift()}
+        self.report["guard"]["signals"] = asdict(signals) | ward.facts()
         logits = self._mind_the_classes(ward, images, logits, signals)
         self.unlooked = 0
         if signals.lost > self.settings.limit:

@@ -21,7 +21,7 @@ class GuardSettings:
     limit: float = setting(8.0, "estimated answers lost beyond the allowance at which the guard acts", low=0)
     memory: int = setting(128, "rows over which the balance of classes is remembered", low=8)
     min_classes: float = setting(0.3, "a stream that shows fewer than this share of the classes is poor", low=0, high=1)
-    patience: int = setting(512, "rows of a poor stream after which learning is held", low=0)
+    patience: int = setting(256, "rows of a poor stream after which learning is held", low=0)
     relapse: int = setting(4096, "rows without trouble after which the guard forgets the last one", low=1)
     wait: int = setting(2048, "rows that a freeze lasts at least; it doubles with every relapse", low=1)
     spread: float = setting(4.0, "rows brighter than this many times the usual peak value are set aside", low=1)

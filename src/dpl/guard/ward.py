@@ -58,6 +58,11 @@ class Ward:
         pairs = [(value, self.origin[f"model.{name}"]) for name, value in self._live() if value.requires_grad]
         return relative_change(pairs)
 
+    def facts(self) -> dict[str, float | None]:
+        """Return what the look shows besides the answers: drift, and the share of rows that the method learns from."""
+        share = self.method.facts.get("selected", self.method.facts.get("confident"))
+        return {"drift": self.drift(), "selected": None if share is None else float(share)}
+
     def _live(self) -> Iterable[tuple[str, Tensor]]:
         """Yield what a step can change in the network, by the names of its `state_dict`."""
         for prefix, module in _carriers(self.method, self.network.module):
