@@ -10,6 +10,7 @@ from dpl.cli.list import record
 from dpl.errors import SettingError
 from dpl.methods import get_method
 from dpl.methods.base import Method
+from dpl.methods.settings import GradientSettings
 from tools.records import Row, Trace
 
 __all__ = ["index_table", "method_page"]
@@ -141,12 +142,21 @@ def _use(kind: Kind) -> str:
 
 
 def _settings(kind: Kind) -> str:
+    """Return the method's own settings, then those that many methods have."""
+    shared = {field.name for field in dataclasses.fields(GradientSettings)}
+    everything = dataclasses.fields(kind.settings_class)
+    own = _table([field for field in everything if field.name not in shared])
+    common = _table([field for field in everything if field.name in shared])
+    return f"{own}\n\nThose that other methods have too, with the defaults of this one:\n\n{common}" if own else common
+
+
+def _table(chosen: "Sequence[dataclasses.Field[Any]]") -> str:
     lines = ["| setting | default | valid | meaning |", "|---|---|---|---|"]
-    for field in dataclasses.fields(kind.settings_class):
+    for field in chosen:
         default, meaning = field.default, field.metadata["help"]
         shown = getattr(default, "__name__", "a function") if callable(default) else repr(default)
         lines.append(f"| `{field.name}` | `{shown}` | {_cell(_valid(field))} | {_cell(meaning)} |")
-    return "\n".join(lines)
+    return "\n".join(lines) if chosen else ""
 
 
 def _valid(field: "dataclasses.Field[Any]") -> str:
