@@ -29,11 +29,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Process]:
-    running = Process(folder, "--engine", "ray", "--replicas", "2", "--replica-cpus", "0.5",
-                      "--snapshot-every", str(EVERY), "--live-models", "2", "--latency-budget", "60")  # fmt: skip
+    running = start(folder)
     yield running
     if running.process.poll() is None:
         running.stop()
+
+
+def start(folder: Path) -> Process:
+    """Ray itself gives its parts 30 seconds to start; a machine with much else to do may need another try."""
+    options = ("--engine", "ray", "--replicas", "2", "--replica-cpus", "0.5", "--snapshot-every", str(EVERY))
+    for _ in range(3):
+        try:
+            return Process(folder, *options, "--live-models", "2", "--latency-budget", "60")
+        except AssertionError as error:
+            if "node timed out during startup" not in str(error):
+                raise
+    pytest.skip("three times Ray could not start in its own time limit: this machine is overloaded")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dpl.errors import SettingError
 from dpl.extras import optional
 from dpl.serve.app import make_app
 from dpl.serve.cluster.front import Link, make_front
@@ -150,11 +151,14 @@ class RayServer:
 
     def _connect(self) -> None:
         options = self._options
-        if options.address is not None:
-            self._ray.init(address=options.address, log_to_driver=False)
-            return
         cpus = max(os.cpu_count() or 1, int(options.replicas * options.cpus + 1))
-        self._ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+        local = {"num_cpus": cpus, "include_dashboard": False} if options.address is None else {}
+        try:
+            self._ray.init(address=options.address or "local", log_to_driver=False, **local)
+        except Exception as error:  # Ray raises a bare one when the machine is too slow for its own time limit
+            self._ray.shutdown()
+            where = f"no cluster at --address {options.address}" if options.address else "Ray could not be started here"
+            raise SettingError(f"{where}: {error}") from error
 
     def _application(self, build: Build, settings: ServeSettings, tokens: Tokens | None) -> Any:
         options, room = self._options, 2 * settings.queue + 16
