@@ -43,19 +43,30 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("growth.json"))
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--batches", type=int, default=10_000, help="length of the long streams")
+    parser.add_argument("--only", help="one of the curves; the others stay as they are in the file")
     parser.add_argument("--quick", action="store_true", help="a tenth of the points, to see that it runs")
     args = parser.parse_args()
     keep_freed_memory()
-    thin = slice(None, None, 4) if args.quick else slice(None)
-    curves = {
-        "batch size": over([1, 2, 4, 8, 16, 32, 64, 128, 256, 512][thin], lambda n: (small(), random_images(n))),
-        "classes": over([10, 100, 1_000, 4_096, 10_000, 21_843][thin], lambda n: (small(n), random_images(32))),
-        "pixels a side": over([16, 32, 64, 96, 128, 192][thin], lambda n: (small(), random_images(16, n))),
-    }
-    found: dict[str, Any] = curves | {"stream length": long_streams(args.batches // (50 if args.quick else 1))}
-    args.out.write_text(json.dumps(found, indent=1))
+    found: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    for name, make in curves(args).items():
+        if args.only in (None, name):
+            found[name] = make()
+            args.out.write_text(json.dumps(found, indent=1))
     if args.picture:
         draw(found, args.picture)
+
+
+def curves(args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """Return what can be measured, by name."""
+    thin = slice(None, None, 4) if args.quick else slice(None)
+    batches, classes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512][thin], [10, 100, 1_000, 4_096, 10_000, 21_843][thin]
+    sizes, length = [16, 32, 64, 96, 128, 192][thin], args.batches // (50 if args.quick else 1)
+    return {
+        "batch size": lambda: over(batches, lambda n: (small(), random_images(n))),
+        "classes": lambda: over(classes, lambda n: (small(n), random_images(32))),
+        "pixels a side": lambda: over(sizes, lambda n: (small(), random_images(16, n))),
+        "stream length": lambda: long_streams(length),
+    }
 
 
 def small(classes: int = 10) -> nn.Module:

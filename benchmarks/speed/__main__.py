@@ -2,9 +2,10 @@
 
 import argparse
 import copy
+import dataclasses
 import json
 import math
-from dataclasses import fields
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import dpl
 from dpl.methods.registry import get_method
 
-from .measure import Contender, floor_step, peak_of, source_step, time_in_turns
+from .measure import Clock, Contender, floor_step, peak_of, source_step, time_in_turns
 from .networks import SUBJECTS, half_confident, make_images, make_network
 from .usual import LR, USUAL
 
@@ -23,6 +24,7 @@ CORE = [
     "dpl_o", "dpl_star", "dpl", "dpl_dagger", "dpl_dagger:carry_over",
 ]  # fmt: skip
 LARGE = ("resnet50", "vit_small", "mobilenet_v2")  # measured with the core methods unless --all is given
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 Row = dict[str, Any]
 
 
@@ -33,21 +35,25 @@ def main() -> None:
     rows: list[Row] = []
     for key in args.networks:
         methods = args.methods or (CORE if key in LARGE and not args.all else _every_method())
-        rows += measure_network(key, methods, args.rounds)
-        args.out.write_text(json.dumps({"threads": args.threads, "torch": torch.__version__, "rows": rows}, indent=1))
+        rows += measure_network(key, methods, args.rounds, CLOCKS[args.clock], args.batch)
+        args.out.write_text(
+            json.dumps(
+                {"threads": args.threads, "clock": args.clock, "torch": torch.__version__, "rows": rows}, indent=1
+            )
+        )
     print(f"\nwritten to {args.out}")
 
 
-def measure_network(key: str, methods: list[str] | tuple[str, ...], rounds: int) -> list[Row]:
+def measure_network(key: str, methods: list[str], rounds: int, clock: Clock, batch: int | None) -> list[Row]:
     """Measure the methods on one network; prints as it goes."""
-    subject = SUBJECTS[key]
+    subject = SUBJECTS[key] if batch is None else dataclasses.replace(SUBJECTS[key], batch=batch)
     images = make_images(subject)
     net = make_network(subject, images)
     print(f"\n{key}, {subject.size} pixels, batch {subject.batch}\n{_HEAD}", flush=True)
     rows = []
     for name in methods:
         try:
-            row = measure_method(name, net, images, rounds)
+            row = measure_method(name, net, images, rounds, clock)
         except dpl.DplError as error:
             row = {"method": name, "error": str(error)}
         rows.append({"network": key, "size": subject.size, "batch": subject.batch} | row)
@@ -55,7 +61,7 @@ def measure_network(key: str, methods: list[str] | tuple[str, ...], rounds: int)
     return rows
 
 
-def measure_method(name: str, net: nn.Module, images: Tensor, rounds: int) -> Row:
+def measure_method(name: str, net: nn.Module, images: Tensor, rounds: int, clock: Clock) -> Row:
     """Time one method beside its floor, source inference and the usual way."""
     confidence = half_confident(net, images)
     model = _adapted(name, net, images, confidence)
@@ -69,14 +75,14 @@ def measure_method(name: str, net: nn.Module, images: Tensor, rounds: int) -> Ro
     else:  # no other way was written: the same code without what makes it fast
         slow = _adapted(name, net, images, confidence, layout="as_is")
         contenders.append(Contender("plain", slow, keeps_memory=False))
-    times = time_in_turns(contenders, images, rounds)
+    times = time_in_turns(contenders, images, rounds, clock)
     peaks = {f"peak_{c.name}": round(peak_of(c, images), 1) for c in contenders if c.name != "floor"}
     return {"method": name, "layout": model.layout, "updated": bool(model.last["updated"])} | times | peaks
 
 
 def _adapted(name: str, net: nn.Module, images: Tensor, confidence: float, **options: Any) -> dpl.AdaptiveModel:
     method, _, style = name.partition(":")
-    known = {field.name for field in fields(get_method(method).settings_class)}
+    known = {field.name for field in dataclasses.fields(get_method(method).settings_class)}
     wanted = {
         "lr": LR,
         "confidence": confidence,
@@ -90,8 +96,7 @@ def _adapted(name: str, net: nn.Module, images: Tensor, confidence: float, **opt
 
 
 def _every_method() -> list[str]:
-    names = [info.name for info in dpl.list_methods()]
-    return [*names, "dpl_dagger:carry_over", "tent+dpl"]
+    return [*dpl.list_methods(), "dpl_dagger:carry_over", "tent+dpl"]
 
 
 _HEAD = (
@@ -118,6 +123,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="every method on every network")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--batch", type=int, help="images in a batch (default: by network)")
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: for one thread on a busy machine")
     parser.add_argument("--out", type=Path, default=Path("speed.json"))
     return parser.parse_args()
 
