@@ -43,7 +43,7 @@ def make_adapted(root: Path, *more: str, flat: bool = True) -> Path:
     save_file(network.state_dict(), root / "mine.safetensors")
     (root / "names.txt").write_text("\n".join(CLASSES))
     words = ["--model", "debug_cnn", "--weights", str(root / "mine.safetensors"), "--images", str(images)]
-    words += ["--classes", str(root / "names.txt"), "--batch-size", "8", "--set", "confidence=0.2"]
+    words += ["--classes", str(root / "names.txt"), "--batch-size", "8", "--method", "dpl", "--set", "confidence=0.2"]
     out = root / "out" / "predictions.csv"
     assert main(["adapt", *words, "--out", str(out), "--json", *more]) == 0
     return out

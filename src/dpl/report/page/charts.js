@@ -209,7 +209,7 @@ function dumbbells(host, { rows, colour, label, names }) {
 function confusionTable(host, { counts, classes, caption }) {
   host.replaceChildren();
   const head = element("tr", {}, element("th", { scope: "col" }, "true \\ answer"));
-  for (const name of classes) head.append(element("th", { scope: "col" }, name));
+  for (const name of classes) head.append(element("th", { scope: "col" }, element("span", {}, name)));
   const body = element("tbody");
   counts.forEach((row, truth) => {
     const total = row.reduce((sum, value) => sum + value, 0);

@@ -64,6 +64,8 @@ class Experiment {
     if (!host) return;
     const before = this.compared ? this.data.domains[this.data.reference] : {};
     const rows = Object.entries(this.data.domains[this.method]).map(([name, after]) => ({ name, after, before: before[name] ?? null }));
+    host.closest("figure").hidden = rows.length < 2;  // one domain is the stream itself
+    if (rows.length < 2) return;
     dumbbells(host, { rows, colour: this.data.methods[this.method].colour, label: `Accuracy of ${this.name(this.method)} by domain`, names: ["source"] });
   }
 

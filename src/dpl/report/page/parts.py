@@ -86,10 +86,11 @@ def accuracy_part(experiment: Experiment, table: AccuracyTable) -> str:
     """Return the table of accuracies with what the paper prints beside."""
     beside = [found for (_, column), found in table.printed.items() if column == AVERAGE]
     gains = experiment.reference is not None and (experiment.reference, table.columns[-1]) in table.measured
-    heads = [_heading(AVERAGE)] if table.columns[-1] == AVERAGE else []
+    first, rest = _order(table)
+    heads = [_head(name, table) for name in first]
     heads += [_heading("vs source")] if gains else []
     heads += [_heading("reported", f"mean of {beside[0].streams}")] if beside else []
-    heads += [_head(name, table) for name in experiment.streams]
+    heads += [_head(name, table) for name in rest]
     rows = "".join(_row(experiment, table, method, gains, bool(beside)) for method in experiment.methods)
     caption = (
         "Online accuracy in percent, mean ± standard deviation over seeds; the best of a column is bold. "
@@ -102,6 +103,11 @@ def accuracy_part(experiment: Experiment, table: AccuracyTable) -> str:
     )
 
 
+def _order(table: AccuracyTable) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the column that counts most, which stands first, and the others."""
+    return table.columns[-1:], table.columns[:-1]
+
+
 def _heading(name: str, below: str = "") -> str:
     small = f"<br><small>{text(below)}</small>" if below else ""
     return f'<th scope="col"><button type="button">{text(name)}</button>{small}</th>'
@@ -112,14 +118,15 @@ def _head(name: str, table: AccuracyTable) -> str:
 
 
 def _row(experiment: Experiment, table: AccuracyTable, method: str, gains: bool, beside: bool) -> str:
-    cells = [_cell(table, method, AVERAGE)] if table.columns[-1] == AVERAGE else []
+    first, rest = _order(table)
+    cells = [_cell(table, method, column) for column in first]
     if gains:
         own = table.measured.get((method, table.columns[-1]))
         base = table.measured[experiment.reference or "", table.columns[-1]]
         cells.append(_gain(own, base) if method != experiment.reference else "<td></td>")
     if beside:
         cells.append(_printed(table.printed.get((method, AVERAGE))))
-    cells += [_cell(table, method, stream) for stream in experiment.streams]
+    cells += [_cell(table, method, column) for column in rest]
     mark = ' class="base"' if method == experiment.reference else ""
     return f'<tr{mark} data-method="{text(method)}"><th scope="row">{text(method)}</th>{"".join(cells)}</tr>\n'
 
