@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpl.extras import optional
 from dpl.surgery.split import find_classifier
 from dpl.surgery.style import find_style_layer
-from dpl.views import cotta_view, seeded
 
 Step = Callable[[Tensor], Tensor]
 LR = 1e-8  # too small to move the networks while they are timed
@@ -131,17 +131,24 @@ def eta(net: nn.Module, _confidence: float) -> Step:
 
 
 def cpl(net: nn.Module, _confidence: float) -> Step:
-    """Conjugate pseudo-labels of a polynomial loss."""
+    """Conjugate pseudo-labels, a linear system for each sample, and the answer of a second pass."""
     parameters = _affine(net)
     _batch_statistics(net)
 
     def loss(images: Tensor) -> tuple[Tensor, Tensor]:
         logits = net(images)
-        p = logits.softmax(1)
-        onehot = p.detach()
-        return (-(onehot * logits.log_softmax(1)).sum(1) + (1 - (onehot * p).sum(1))).mean(), logits
+        p, eye = logits.softmax(1), torch.eye(logits.shape[1])
+        labels = torch.stack([torch.linalg.solve(eye, row) for row in p])  # epsilon is zero
+        return -(labels * logits.log_softmax(1)).sum(1).mean(), logits
 
-    return _learning(net, parameters, loss)
+    learn = _learning(net, parameters, loss)
+
+    def step(images: Tensor) -> Tensor:
+        learn(images)
+        with torch.no_grad():
+            return net(images)
+
+    return step
 
 
 def sar(net: nn.Module, _confidence: float) -> Step:
@@ -220,12 +227,37 @@ def lame(net: nn.Module, _confidence: float) -> Step:
     return step
 
 
+def _authors_view(size: int) -> Callable[[Tensor], Tensor]:
+    """The random view of CoTTA's code: jitter, then an affine map and a blur of the image padded to twice its size."""
+    optional("torchvision", "bench")
+    from torchvision.transforms import v2
+
+    jitter = v2.ColorJitter(brightness=(0.6, 1.4), contrast=(0.7, 1.3), saturation=(0.5, 1.5), hue=(-0.06, 0.06))
+    place = v2.Compose(
+        [
+            v2.Pad(size // 2, padding_mode="edge"),
+            v2.RandomAffine(15, (1 / 16, 1 / 16), (0.9, 1.1), interpolation=v2.InterpolationMode.BILINEAR),
+            v2.GaussianBlur(5, (0.001, 0.5)),
+            v2.CenterCrop(size),
+            v2.RandomHorizontalFlip(),
+        ]
+    )
+
+    def view(images: Tensor) -> Tensor:
+        gamma = float(torch.empty(()).uniform_(0.7, 1.3))
+        jittered = jitter(images.clamp(0, 1)).clamp(1e-8, 1) ** gamma
+        moved = place(jittered)
+        return (moved + 0.005 * torch.randn_like(moved)).clamp(0, 1)
+
+    return view
+
+
 def cotta(net: nn.Module, _confidence: float) -> Step:
     """A view-averaged teacher, an anchor, loops over parameters to average and to restore."""
     teacher, anchor, initial = deepcopy(net), deepcopy(net), deepcopy(net.state_dict())
     for each in (net, teacher, anchor):
         _batch_statistics(each)
-    optimizer, view = torch.optim.Adam(net.parameters(), lr=LR), seeded(cotta_view(), 0)
+    optimizer = torch.optim.Adam(net.parameters(), lr=LR)
 
     def step(images: Tensor) -> Tensor:
         logits = net(images)
@@ -233,6 +265,7 @@ def cotta(net: nn.Module, _confidence: float) -> Step:
             sure = anchor(images).softmax(1).max(1)[0].mean()
             target = teacher(images)
             if sure < 1.1:  # views are averaged
+                view = _authors_view(images.shape[-1])
                 target = torch.stack([teacher(view(images)) for _ in range(32)]).mean(0)
         loss = -(target.softmax(1) * logits.log_softmax(1)).sum(1).mean()
         loss.backward()
