@@ -25,6 +25,10 @@ CORE = [
 ]  # fmt: skip
 LARGE = ("resnet50", "vit_small", "mobilenet_v2")  # measured with the core methods unless --all is given
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
+# Thresholds at which every sample is selected, or every view asked for: what is skipped costs nothing.
+EASY = {"margin": 2.0, "redundancy": 1.1, "drop": -1.0, "recovery": 0.0}
+ALL_SELECTED: dict[str, dict[str, Any]] = dict.fromkeys(["eta", "eata", "rdumb", "sar", "deyo"], EASY)
+ALL_SELECTED["cotta"] = {"threshold": 1.0}
 Row = dict[str, Any]
 
 
@@ -83,12 +87,7 @@ def measure_method(name: str, net: nn.Module, images: Tensor, rounds: int, clock
 def _adapted(name: str, net: nn.Module, images: Tensor, confidence: float, **options: Any) -> dpl.AdaptiveModel:
     method, _, style = name.partition(":")
     known = {field.name for field in dataclasses.fields(get_method(method).settings_class)}
-    wanted = {
-        "lr": LR,
-        "confidence": confidence,
-        "style": style or None,
-        "threshold": 1.0 if method == "cotta" else None,
-    }
+    wanted = {"lr": LR, "confidence": confidence, "style": style or None} | ALL_SELECTED.get(method, {})
     settings = {key: value for key, value in wanted.items() if key in known and value is not None}
     labels = net(images[:8]).argmax(dim=1)
     source = (images[:8], labels) if get_method(method).info.source != "never" else None
