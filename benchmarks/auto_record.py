@@ -2,8 +2,8 @@
 
     python benchmarks/auto_record.py OUT design|held_out PRESET[,PRESET...] [STREAM ...]
 
-For each stream and preset `OUT/<stream>/<preset>.npz` holds the logits of the online run (before the update), those of a
-mirrored (digits: shifted) copy, how often each answer survives dropout of the features, and the labels.
+For each stream and preset `OUT/<stream>/<preset>.npz` holds the logits of the online run (before the update), those of
+a mirrored (digits: shifted) copy, how often each answer survives dropout of the features, and the labels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"all {a}": ("dpl", {"norm": a}) for a in (0.1, 0.25, 0.5)},
     **{f"affine {a}": ("dpl", {"norm": a, "scope": "affine", "lr": 1e-3}) for a in (0.0, 0.1, 0.25, 0.5)},
 }
-PRESETS = BLENDS | LEARNERS
+PRESETS = BLENDS | LEARNERS | {"ours": ("auto", {})}
 MIRRORED = (
     "c10 gaussian_noise 5",
     "c10 clean, sorted",

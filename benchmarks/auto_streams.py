@@ -31,6 +31,7 @@ class Stream:
     build: Callable[[], tuple[nn.Module, Tensor, Tensor]]
     batch: int
     order: str = "shuffled"  # or "sorted" by class, or "runs" of one class of about two batches
+    most: int = 12  # batches of a shuffled stream
 
     def open(self) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
         """Return the source network and the batches (images, labels)."""
@@ -40,7 +41,8 @@ class Stream:
             network.to(memory_format=torch.channels_last),
             images.contiguous(memory_format=torch.channels_last),
         )
-        return network, [(images[part], labels[part]) for part in rows.split(self.batch)]
+        parts = rows.split(self.batch)[: self.most if self.order == "shuffled" else None]
+        return network, [(images[part], labels[part]) for part in parts]
 
 
 def arranged(labels: Tensor, order: str, batch: int) -> Tensor:
@@ -137,31 +139,31 @@ STREAMS = [
     Stream("c10 defocus_blur 5", False, cifar(10, "defocus_blur", 5), 50),
     Stream("c10 contrast 5", False, cifar(10, "contrast", 5), 50),
     Stream("c10 clean", False, cifar(10, None), 50),
-    Stream("c10 gaussian_noise 5, batch 8", False, cifar(10, "gaussian_noise", 5, 640), 8),
+    Stream("c10 gaussian_noise 5, batch 8", False, cifar(10, "gaussian_noise", 5, 640), 8, most=48),
     Stream("c10 clean, sorted", False, cifar(10, None), 50, "sorted"),
     Stream("c10 defocus_blur 5, sorted", False, cifar(10, "defocus_blur", 5), 50, "sorted"),
-    Stream("c100 gaussian_noise 3", False, cifar(100, "gaussian_noise", 3, 400), 40),
+    Stream("c100 gaussian_noise 3", False, cifar(100, "gaussian_noise", 3, 400), 40, most=8),
     Stream("pacs sketch", False, pacs("sketch"), 32),
     Stream("pacs cartoon", False, pacs("cartoon"), 32),
     Stream("pacs cartoon, a source domain", False, pacs("cartoon", model="sketch"), 32),
     Stream("pacs sketch, sorted", False, pacs("sketch"), 32, "sorted"),
-    Stream("imagenet contrast 3, MobileNetV2", False, imagenet(_MOBILE, "contrast"), 32),
-    Stream("imagenet clean, MobileNetV2", False, imagenet(_MOBILE, None), 32),
-    Stream("digits", False, digits("uci"), 32),
+    Stream("imagenet contrast 3, MobileNetV2", False, imagenet(_MOBILE, "contrast"), 32, most=8),
+    Stream("imagenet clean, MobileNetV2", False, imagenet(_MOBILE, None), 32, most=8),
+    Stream("digits", False, digits("uci"), 32, most=30),
     # not looked at before the end
     Stream("c10 fog 5", True, cifar(10, "fog", 5), 50),
-    Stream("c10 jpeg_compression 3", True, cifar(10, "jpeg_compression", 3), 100),
-    Stream("c10 shot_noise 3, batch 8", True, cifar(10, "shot_noise", 3, 640), 8),
-    Stream("c10 contrast 5, runs of a class", True, cifar(10, "contrast", 5), 50, "runs"),
-    Stream("c10 impulse_noise 3, sorted", True, cifar(10, "impulse_noise", 3), 50, "sorted"),
-    Stream("c100 defocus_blur 5", True, cifar(100, "defocus_blur", 5, 400), 40),
-    Stream("c100 brightness 3", True, cifar(100, "brightness", 3, 400), 40),
+    Stream("c10 jpeg_compression 3", True, cifar(10, "jpeg_compression", 3), 100, most=6),
+    Stream("c10 shot_noise 3, batch 8", True, cifar(10, "shot_noise", 3, 640), 8, most=48),
+    Stream("c10 contrast 5, runs of a class", True, cifar(10, "contrast", 5, 600), 30, "runs"),
+    Stream("c10 impulse_noise 3, sorted", True, cifar(10, "impulse_noise", 3, 600), 30, "sorted"),
+    Stream("c100 defocus_blur 5", True, cifar(100, "defocus_blur", 5, 400), 40, most=8),
+    Stream("c100 brightness 3", True, cifar(100, "brightness", 3, 400), 40, most=8),
     Stream("pacs art_painting", True, pacs("art_painting"), 32),
     Stream("pacs photo", True, pacs("photo"), 32),
-    Stream("imagenet gaussian_noise 3, Lite0", True, imagenet(_LITE, "gaussian_noise"), 32),
-    Stream("imagenet fog 3, Lite0", True, imagenet(_LITE, "fog"), 32),
+    Stream("imagenet gaussian_noise 3, Lite0", True, imagenet(_LITE, "gaussian_noise"), 32, most=8),
+    Stream("imagenet fog 3, Lite0", True, imagenet(_LITE, "fog"), 32, most=8),
     Stream("digits, runs of a class", True, digits("uci"), 32, "runs"),
-    Stream("mnist, the source's own", True, digits("mnist"), 32),
+    Stream("mnist, the source's own", True, digits("mnist"), 32, most=30),
 ]
 DESIGN = [stream for stream in STREAMS if not stream.held_out]
 HELD_OUT = [stream for stream in STREAMS if stream.held_out]

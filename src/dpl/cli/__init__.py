@@ -16,6 +16,7 @@ __all__ = ["main"]
 COMMANDS = {
     "demo": "show adaptation at work on real images, offline",
     "adapt": "predict a folder of images with a model that adapts to them",
+    "recommend": "say which method and settings suit a folder of images, and why",
     "serve": "serve a model over HTTP that adapts to each stream of images",
     "train": "train a source model on the source domains",
     "bench": "run an experiment file over methods, data sets and seeds, and resume it",

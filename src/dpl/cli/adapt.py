@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpl.data import ImageSet
     from dpl.folderjob import FolderJob, FolderResult
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "prepare", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
 
     if args.batch_size < 1:
         raise SettingError(f"--batch-size {args.batch_size}: expected at least 1")
-    network, job = _prepare(args)
+    network, job = prepare(args)
     guard = False if args.no_guard else parse_settings(args.guard_set)
     model = dpl.adapt(network, args.method, guard=guard, **parse_settings(args.set))
     with progress(args.method, len(job.images), quiet=args.json) as advance, board_of(args.tensorboard) as board:
@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> None:
     _print(job, result, args)
 
 
-def _prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderJob]":
+def prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderJob]":
+    """Return the source network and the job that the options describe."""
     from dpl.data import open_folder
     from dpl.folderjob import FolderJob
 

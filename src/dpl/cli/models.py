@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that say which model adapts, and how."""
+def add_model_arguments(parser: argparse.ArgumentParser, adapting: bool = True) -> None:
+    """Declare the options that say which model adapts and, unless that is the question, how."""
     parser.add_argument(
         "--model",
         required=True,
@@ -41,8 +41,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", type=Path, help="weight file for a named network (.safetensors, .pth)")
     parser.add_argument("--pretrained", action="store_true", help="let timm or torchvision fetch their own weights")
     parser.add_argument("--classes", type=Path, help="class names in the network's order, one a line")
-    parser.add_argument("--method", default=DEFAULT_METHOD, help="see dpl list (default: %(default)s)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
+    if adapting:
+        how = "see dpl list (default: %(default)s, chosen from the images)"
+        parser.add_argument("--method", default=DEFAULT_METHOD, help=how)
+        parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
     parser.add_argument("--size", type=int, help="image size in pixels (default: the network's)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: a GPU if there is one)")
 
