@@ -1,5 +1,6 @@
 """The page: its figures are those of the store, it needs no other file, and it tells what is missing or broken."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -120,6 +121,16 @@ def test_curves_end_at_the_accuracy_and_have_a_band_over_seeds(bench_root):
     counts = figures["confusion"][0][0]["counts"]
     n = sum(map(sum, counts))
     assert 100 * sum(counts[i][i] for i in range(7)) / n == pytest.approx(expected["source", figures["streams"][0]])
+
+
+def test_a_page_of_very_many_curves_stays_small(bench_root):
+    """Seventy-five corrupted streams and twenty methods: the curves share what a page can carry."""
+    small = read_runs(bench_root / "store")[0].experiments[0]
+    tracks = {(f"m{m}", f"s{s}"): small.tracks["tent", "sketch"] for m in range(20) for s in range(75)}
+    methods, streams = (tuple(dict.fromkeys(key[place] for key in tracks)) for place in (0, 1))
+    rows = [dict(small.rows[0]) | {"label": m, "stream": s} for m, s in tracks]
+    large = dataclasses.replace(small, methods=methods, streams=streams, rows=rows, tracks=tracks)
+    assert len(json.dumps(digest(large), separators=(",", ":"))) < 5e6
 
 
 def test_images_that_changed_are_inside_the_page(bench_root, tmp_path):
@@ -315,6 +326,9 @@ def test_the_command_writes_beside_the_run_and_says_where(bench_root, adapted, t
     copy = shutil.copytree(bench_root / "store", tmp_path / "store")
     assert main(["report", str(copy)]) == 0
     assert (copy / "report.html").is_file()
+    (tmp_path / "reproduced").mkdir()
+    shutil.copytree(copy, tmp_path / "reproduced" / "runs")
+    assert read_runs(tmp_path / "reproduced")[0].whole
     assert str(copy / "report.html") in capsys.readouterr().out
     opened = []
     monkeypatch.setattr(webbrowser, "open", opened.append)

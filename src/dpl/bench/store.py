@@ -6,6 +6,7 @@
     <root>/units/<key>/done             sizes and checksums of the above: the commit mark
     <root>/claims/<key>.lock            held while a process runs the unit; the system lifts it when the process ends
     <root>/failures/<key>.json          why the last attempt failed
+    <root>/plans/<hash>.json            what was asked for (dpl.bench.plans)
 
 A folder is written under another name, forced to the disk and renamed: a kill at any moment leaves it whole or absent.
 """

@@ -18,8 +18,9 @@ def read_runs(path: Path, data: Path | None = None) -> list[Run]:
     """Return what lies at a path: a folder of `dpl bench`, or predictions of `dpl adapt`, one or several."""
     if not path.exists():
         raise DataError(f"{path}: there is no such folder or file; expected the --out of dpl bench or dpl adapt")
-    if path.is_dir() and is_store(path):
-        return [read_store(path, data)]
+    for folder in (path, path / "runs"):  # dpl reproduce keeps its results in the latter
+        if folder.is_dir() and is_store(folder):
+            return [read_store(folder, data)]
     runs = [read_predictions(file, data) for file in find_predictions(path)]
     return runs or [
         Run(path.resolve().name, "folder", "empty: no result of dpl bench or dpl adapt", whole=False, path=path)

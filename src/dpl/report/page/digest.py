@@ -12,8 +12,9 @@ from dpl.report.style import COLOURS, colour
 
 __all__ = ["SHOWN_CLASSES", "digest", "digest_methods"]
 
-POINTS = 100  # of a curve
-WINDOWS = 30
+POINTS = (24, 100)  # of a curve: fewest, most
+WINDOWS = (8, 30)
+BUDGET = 60_000  # points of all curves of an experiment: keeps a page of thousands of them at a few megabytes
 FEWEST = 16  # images of a window
 SHOWN_CLASSES = 10  # with a colour of their own in the balance of classes; the others share one
 WHOLE_CONFUSION = 14  # with more classes, only the commonest mistakes are listed
@@ -60,7 +61,7 @@ def _stream_lines(experiment: Experiment, stream: str) -> dict[str, Any]:
     length = min((len(track) for each in tracks.values() for track in each), default=0)
     if not length:
         return {"n": 0, "seen": [], "ends": [], "accuracy": [], "confidence": [], "agreement": []}
-    seen, ends = _seen(length), _ends(length)
+    seen, ends = _seen(length, experiment), _ends(length, experiment)
     reference = tracks.get(experiment.reference or "", ())
     agree = [[_agreement(t, reference) for t in tracks.get(m, ())] for m in experiment.methods]
     has_reference = bool(reference)
@@ -80,13 +81,20 @@ def _stream_lines(experiment: Experiment, stream: str) -> dict[str, Any]:
     }
 
 
-def _seen(length: int) -> NDArray[np.int64]:
+def _fair_share(experiment: Experiment, bounds: tuple[int, int], budget: int) -> int:
+    """Return how much detail each curve may have."""
+    fewest, most = bounds
+    return min(most, max(fewest, budget // (len(experiment.streams) * len(experiment.methods))))
+
+
+def _seen(length: int, experiment: Experiment) -> NDArray[np.int64]:
     """Return after how many images a curve has a point; it begins where the mean says something."""
-    return np.unique(np.linspace(min(32, length) - 1, length - 1, min(POINTS, length)).astype(np.int64))
+    points = _fair_share(experiment, POINTS, BUDGET)
+    return np.unique(np.linspace(min(32, length) - 1, length - 1, min(points, length)).astype(np.int64))
 
 
-def _ends(length: int) -> NDArray[np.int64]:
-    count = max(1, min(WINDOWS, length // FEWEST))
+def _ends(length: int, experiment: Experiment) -> NDArray[np.int64]:
+    count = max(1, min(_fair_share(experiment, WINDOWS, BUDGET // 4), length // FEWEST))
     return np.linspace(0, length, count + 1).astype(np.int64)[1:]
 
 
@@ -138,7 +146,7 @@ def _balance(experiment: Experiment, stream: str) -> dict[str, Any]:
     total = sum(np.bincount(t.prediction, minlength=count)[:count] for t in tracks.values()) / len(tracks)
     weight = total + np.bincount(known, minlength=count)[:count]
     shown = np.sort(np.argsort(-weight, kind="stable")[:SHOWN_CLASSES])
-    ends = _ends(min(map(len, tracks.values())))
+    ends = _ends(min(map(len, tracks.values())), experiment)
     return {
         "ends": ends.tolist(),
         "classes": shown.tolist(),
