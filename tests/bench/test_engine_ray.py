@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 from dpl.bench.engines.on_ray import RayOptions, run_on_ray  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 NODE = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 << 20}
 
 
