@@ -14,6 +14,7 @@ from dpl.methods.base import Source
 __all__ = ["draw", "recommend"]
 
 _WIDTH, _ROW, _LEFT = 760, 26, 190  # pixels
+Row = tuple[str, float | None, bool]  # label, value (None: a heading), whether it was chosen
 _INK, _BAR, _CHOSEN, _GRID = "#1c1c1c", "#b9c6d3", "#2f6f9f", "#d9d9d9"
 
 
@@ -41,7 +42,7 @@ def draw(recommendation: Recommendation, path: str | Path) -> Path:
     """Draw what the choice was made by as a PNG: information by share of batch statistics, answers won by candidate."""
     share = float(recommendation.settings.get("norm", 0.0))
     won = {name: -100 * regret for name, regret in recommendation.regret.items()}
-    rows = [("Information of the answers, nats, by the batch's share in BatchNorm statistics", None, False)]
+    rows: list[Row] = [("Information of the answers, nats, by the batch's share in BatchNorm statistics", None, False)]
     rows += [(f"share {at:g}", nats, at == share) for at, nats in recommendation.information.items()]
     rows += [("Answers won by learning on batches not yet seen, % (estimated)", None, False)]
     best = max(won, key=lambda name: won[name]) if won and "scope" in recommendation.settings else None
@@ -56,9 +57,6 @@ def draw(recommendation: Recommendation, path: str | Path) -> Path:
         _draw_row(canvas, font, number, label, value, chosen, largest[min(panel, len(largest) - 1)])
     image.save(path, format="PNG")
     return Path(path)
-
-
-Row = tuple[str, float | None, bool]
 
 
 def _panels(rows: list[Row]) -> list[list[Row]]:

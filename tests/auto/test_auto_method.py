@@ -31,8 +31,9 @@ def test_it_is_what_an_unnamed_method_means() -> None:
 
 
 def test_an_unsure_source_is_watched_tried_and_taught() -> None:
-    model, phases = through_all_phases()
-    assert phases[0] == "watch" and "trial" in phases
+    _, phases = through_all_phases()
+    assert phases[0] == "watch"
+    assert "trial" in phases
     assert phases[-1] in ("learn", "hold")
     assert phases.index("trial") < len(phases) - phases[::-1].index("trial")
 
@@ -101,7 +102,8 @@ def test_a_recommendation_can_be_followed_by_hand(tmp_path: Path) -> None:
     chosen = recommend(network(), BATCHES * 3)
     by_hand = dpl.adapt(network(), chosen.method, **chosen.settings)
     assert by_hand.method.info.name == chosen.method
-    assert chosen.why and chosen.call.startswith("dpl.adapt(model, ")
+    assert chosen.why
+    assert chosen.call.startswith("dpl.adapt(model, ")
     picture = draw(chosen, tmp_path / "why.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
