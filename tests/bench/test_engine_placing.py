@@ -2,13 +2,15 @@
 
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench.tiny import unit_of
+from dpl.bench import Context
 from dpl.bench.engines import placing
-from dpl.bench.engines.placing import data_parcel, file_parcel, place
+from dpl.bench.engines.placing import absolute, data_parcel, file_parcel, place
 from dpl.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
@@ -85,3 +87,15 @@ def test_changed_files_are_another_parcel_and_a_shorter_one_is_an_error(tmp_path
     assert not before.lies_at(tmp_path)
     with pytest.raises(DataError, match="became shorter"):
         before.read(0)
+
+
+def test_paths_hold_in_other_folders_and_links_are_followed(everything, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").symlink_to(everything / "PACS")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "PACS").symlink_to(tmp_path / "elsewhere")
+    unit, context = unit_of(everything, "pacs", domains=("photo",))
+    monkeypatch.chdir(tmp_path)
+    linked = absolute(Context(Path("data"), context.files, cache=Path("cache")))
+    assert (linked.data, linked.cache, linked.decoded) == (tmp_path / "data", tmp_path / "cache", None)
+    names = [name for name, _, _ in data_parcel([unit], linked).files]
+    assert names == [name for name, _, _ in data_parcel([unit], context).files]

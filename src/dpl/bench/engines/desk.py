@@ -1,6 +1,7 @@
 """The side of the Ray engine that works: what a process keeps between its units, and the hub it asks and reports to."""
 
 import os
+import platform
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from dpl.bench.engine import Event, Failure, attempt
 from dpl.bench.engines.placing import Parcel, place
 from dpl.bench.run import Outcome
 from dpl.bench.spec import Unit, file_sha256
+from dpl.errors import DplError
 from dpl.extras import optional
 
 __all__ = ["Hub", "Setup", "work"]
@@ -124,8 +126,10 @@ def work(unit: Unit, setups: list[Any]) -> Outcome | Failure:
         _desks.clear()  # of an earlier run
         setup: Setup = reference.future().result()
         if setup.version != __version__:
-            reason = f"this node has dpl {__version__}, the command was given with {setup.version}; install that here"
-            return Failure(reason, "")
+            raise DplError(
+                f"node {platform.node()} has dpl {__version__}, the command has {setup.version}; install the "
+                "same version on all nodes"
+            )
         _desks[run] = _Desk(setup)
     desk = _desks[run]
     return attempt(unit, desk.ready(unit), desk.say)

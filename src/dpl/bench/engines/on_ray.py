@@ -19,7 +19,7 @@ from dpl import __version__
 from dpl.bench.context import Context
 from dpl.bench.engine import Event, Failure, OnEvent, failures, settle, waiting
 from dpl.bench.engines.desk import Hub, Setup, work
-from dpl.bench.engines.placing import data_parcel, file_parcel
+from dpl.bench.engines.placing import absolute, data_parcel, file_parcel
 from dpl.bench.selection import Case
 from dpl.bench.spec import Unit
 from dpl.bench.store import Store
@@ -132,6 +132,7 @@ class _Driver:
 
     def start(self, context: Context) -> None:
         """Make what all tasks need known to the cluster."""
+        context = absolute(context)
         units = list({unit.key: unit for case in self.cases for unit in case.units()}.values())
         self.of: dict[str, list[Case]] = {}
         for case in self.cases:
@@ -167,14 +168,18 @@ class _Driver:
         self._queue(self.cases)
         while self.out or self.todo:
             self._hand_out()
-            if not self.out:
+            if self.out:
+                self._wait()
+            else:
                 time.sleep(_PAUSE)  # another process has what is left
+            if not self.out:
                 self._queue(self.cases)
-                continue
-            landed, _ = self.ray.wait(list(self.out), num_returns=1, timeout=_PAUSE)
-            self._listen()
-            for reference in landed:
-                self._land(reference)
+
+    def _wait(self) -> None:
+        landed, _ = self.ray.wait(list(self.out), num_returns=1, timeout=_PAUSE)
+        self._listen()
+        for reference in landed:
+            self._land(reference)
 
     def cancel(self) -> None:
         """End the tasks that are out."""
@@ -220,6 +225,8 @@ class _Driver:
             try:
                 outcome = self.ray.get(reference)
             except self.ray.exceptions.RayError as error:
+                if isinstance(cause := getattr(error, "cause", None), DplError):
+                    raise cause from error  # a node that cannot work at all would fail all units
                 outcome = Failure(_reason(error, self.options.retries), str(error))
             self.on_event(settle(unit, self.store, outcome))
         self._queue(self.of[unit.key])

@@ -7,7 +7,7 @@ or reaches its time limit is queued again by submitit; what a job that died left
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from dpl.allocator import keep_freed_memory
 from dpl.bench.context import Context
 from dpl.bench.engine import Event, OnEvent, failures, run_cases, waiting
+from dpl.bench.engines.placing import absolute
 from dpl.bench.selection import Case
 from dpl.bench.spec import Unit
 from dpl.bench.store import Store
@@ -80,7 +81,8 @@ def run_on_slurm(
     begun = time.time()
     folder = store.root.absolute() / "jobs"
     watch = _Watch(cases, store, begun, on_event)
-    job = _Job(list(cases), Store(store.root.absolute()), _absolute(context, asked), asked.cpus, begun)
+    placed = replace(absolute(context), device="cuda" if asked.gpus else context.device)
+    job = _Job(list(cases), Store(store.root.absolute()), placed, asked.cpus, begun)
     for _ in range(asked.retries + 1):
         count = min(asked.jobs, sum(len(waiting(case, store, begun)) for case in cases))
         if count == 0:
@@ -89,18 +91,6 @@ def run_on_slurm(
     if any(waiting(case, store, begun) for case in cases):
         raise DplError(f"jobs ended before their work; {folder} has what they said. Run again to go on")
     return failures(cases, store, begun)
-
-
-def _absolute(context: Context, options: SlurmOptions) -> Context:
-    """Return the context as jobs, which start in another folder, need it."""
-    return Context(
-        context.data.absolute(),
-        {digest: Path(path).absolute() for digest, path in context.files.items()},
-        cache=None if context.cache is None else context.cache.absolute(),
-        decoded=None if context.decoded is None else context.decoded.absolute(),
-        workers=context.workers,
-        device="cuda" if options.gpus else context.device,
-    )
 
 
 def _executor(submitit: Any, folder: Path, options: SlurmOptions) -> Any:

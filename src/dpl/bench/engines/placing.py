@@ -11,7 +11,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,13 +23,24 @@ from dpl.bench.spec import Unit
 from dpl.data import Benchmark
 from dpl.errors import DataError, DplError
 
-__all__ = ["Parcel", "data_parcel", "file_parcel", "place"]
+__all__ = ["Parcel", "absolute", "data_parcel", "file_parcel", "place"]
 
 _PART = 32 << 20  # bytes that travel at once
 _LOOKED_AT = 1000  # of more files than that, evenly spread ones are compared
 
 Piece = tuple[str, int, int]  # name, first byte, number of bytes
 Fetch = Callable[[int], list[tuple[str, bytes]]]
+
+
+def absolute(context: Context) -> Context:
+    """Return the context as processes that start in another folder need it."""
+    return replace(
+        context,
+        data=context.data.absolute(),
+        files={digest: Path(path).absolute() for digest, path in context.files.items()},
+        cache=None if context.cache is None else context.cache.absolute(),
+        decoded=None if context.decoded is None else context.decoded.absolute(),
+    )
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,8 @@ def data_parcel(units: Iterable[Unit], context: Context) -> Parcel:
     for source in {unit.source for unit in units if unit.source is not None}:
         paths = [context.data / path for path in source.domains] if source.dataset == "folder" else []
         wanted |= set(paths) or _entries(chosen.get(source.dataset), context)
-    return Parcel(context.data, tuple(_listed(context.data, wanted)))
+    below = [path for path in wanted if path.is_relative_to(context.data)]  # what lies elsewhere, all nodes must see
+    return Parcel(context.data, tuple(_listed(context.data, below)))
 
 
 def _entries(unit: Unit | None, context: Context) -> set[Path]:
@@ -134,8 +146,9 @@ def _same(one: Benchmark | None, other: Benchmark | None) -> bool:
 
 def _listed(root: Path, entries: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
     for entry in sorted(entries):
-        paths = [entry] if entry.is_file() else sorted(path for path in entry.rglob("*") if path.is_file())
-        for path in paths:
+        walked = os.walk(entry, followlinks=True)
+        paths = [entry] if entry.is_file() else [Path(folder) / name for folder, _, names in walked for name in names]
+        for path in sorted(paths):
             status = path.stat()
             yield str(path.relative_to(root)), status.st_size, status.st_mtime_ns
 
