@@ -143,7 +143,7 @@ def test_the_front_refuses_what_one_server_refuses(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with divided(tmp_path / "state") as (http, parts, _):
         http.post("/v1/streams/known/predict", **raw(batch(1))).raise_for_status()
-        for attack in attacks(trace):
+        for attack in list(attacks(trace))[::3]:  # the parts refuse the same; here it is the way to them
             refused(str(http.base_url), attack)
         assert sum(len(part.engine.streams()) for part in parts) == 1
     assert not trace.exists()
