@@ -170,7 +170,8 @@ def cost_part(experiment: Experiment) -> str:
     rows = "".join(_cost_row(cost, slowest) for cost in found)
     caption = (
         "Time inside the model, without reading images. Passes: arithmetic, forward and backward, in forward passes of "
-        "the source model. Peak memory is that of the whole process (what an earlier run freed may count), or of the GPU. – was not recorded."
+        "the source model. Peak memory is that of the whole process (what an earlier run freed may count), "
+        "or of the GPU. – was not recorded."
     )
     table = scrolled("Cost", "sortable cost", map(_heading, heads), rows)
     return card("Cost", f'<p class="faint">{caption}</p>', table)
