@@ -71,7 +71,7 @@ def measure_method(name: str, net: nn.Module, images: Tensor, rounds: int, clock
     model = _adapted(name, net, images, confidence)
     ours = Contender("ours", model)
     contenders = [Contender("source", source_step(copy.deepcopy(net))), ours]
-    if model.trainable and not any(part.startswith(("prebn", "tast")) for part in model.trainable):
+    if set(model.trainable) & {parameter for parameter, _ in net.named_parameters()}:
         contenders.append(Contender("floor", floor_step(copy.deepcopy(net), model)))
     usual = USUAL.get(name.split(":")[0])
     if usual is not None:

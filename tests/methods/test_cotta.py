@@ -114,7 +114,7 @@ def test_source_weights_follow_the_model_and_are_kept_once() -> None:
     model = cotta(threshold=1.0).double()
     model(BATCHES[0].double())
     assert all(weight.dtype == torch.float64 for weight in model.method.source.values())
-    assert {key.split(".")[1] for key in model.state_dict() if key.startswith("method.")} == {"teacher"}
+    assert {key.split(".")[1] for key in model.state_dict() if key.startswith("method.")} == {"batches", "teacher"}
 
 
 def test_with_part_of_the_parameters_only_those_exist_twice() -> None:

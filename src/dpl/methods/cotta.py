@@ -36,6 +36,7 @@ from dpl.views import View, check_images, cotta_view, seeded
 
 __all__ = ["CoTTA", "CoTTASettings"]
 
+_AT_ONCE = 256
 _LOSSES = {"cross_entropy": soft_cross_entropy, "symmetric": symmetric_cross_entropy}
 
 
@@ -51,7 +52,9 @@ class CoTTASettings(GradientSettings, norm="batch", scope="all"):
         "cross_entropy", "what draws the student to the teacher", choices=tuple(_LOSSES)
     )
     augment: Callable[[Tensor], Tensor] | None = setting(None, "random view of a batch; the authors' when not given")
-    together: int = setting(256, "augmented images that run through the teacher at once", low=1)
+    together: int | None = setting(
+        None, "augmented images that run through the teacher at once; by default 256 on a GPU, one view on a CPU", low=1
+    )
 
 
 @register(
@@ -108,7 +111,9 @@ class CoTTA(GradientMethod[CoTTASettings]):
 
     def averaged(self, images: Tensor) -> Tensor:
         """Return the teacher's mean logits over the views; several run as one batch, each with its own statistics."""
-        at_once = max(1, self.settings.together // len(images))
+        # A GPU wants large batches; on a CPU they fall out of its caches (a tenth slower, three times the memory).
+        together = self.settings.together or (1 if images.device.type == "cpu" else _AT_ONCE)
+        at_once = max(1, together // len(images))
         total = torch.zeros((), device=images.device)
         for first in range(0, self.settings.views, at_once):
             count = min(at_once, self.settings.views - first)
