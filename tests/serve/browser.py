@@ -8,11 +8,11 @@ import select
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -35,18 +35,18 @@ def chromium() -> str | None:
 class Browser:
     """One tab of one browser."""
 
-    def __init__(self, program: str, profile: Path) -> None:
+    def __init__(self, program: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="dpl-", ignore_cleanup_errors=True)  # a short path: sockets
         commands, self._to = os.pipe()
         self._from, answers = os.pipe()
         options = (
             "--headless --no-sandbox --disable-gpu --remote-debugging-pipe --no-first-run --disable-dev-shm-usage "
-            f"--disable-background-networking --user-data-dir={profile}"
+            f"--disable-background-networking --user-data-dir={self._folder.name}/p"
         )
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (commands, answers)]
         quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (1, 2)]
         pipes = [(os.POSIX_SPAWN_DUP2, fd, place) for fd, place in zip(high, (3, 4), strict=True)]
-        profile.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, "TMPDIR": str(profile)}  # or it would litter the common one
+        environment = {**os.environ, "TMPDIR": self._folder.name}  # or it would litter the common one
         self._process = os.posix_spawn(program, [program, *options.split()], environment, file_actions=[*quiet, *pipes])
         for fd in (commands, answers, *high):
             os.close(fd)
@@ -135,3 +135,4 @@ class Browser:
         os.waitpid(self._process, 0)
         os.close(self._to)
         os.close(self._from)
+        self._folder.cleanup()

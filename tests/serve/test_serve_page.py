@@ -36,11 +36,11 @@ def test_the_policy_allows_the_pages_own_script_alone(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def browser(tmp_path: Path):
+def browser():
     program = chromium()
     if program is None:
         pytest.skip("Chromium is not installed and cannot be: that needs root and apt-get")
-    running = Browser(program, tmp_path / "profile")
+    running = Browser(program)
     yield running
     running.close()
 
