@@ -78,10 +78,17 @@ class NamedOptimizer:
         state: dict[int, dict[str, Any]] = {}
         for key, value in flat.items():
             name, _, entry = key.rpartition("/")
-            state.setdefault(index[name], {})[entry] = value.clone()
+            state.setdefault(index[name], {})[entry] = _laid_out_like(self.parameters[name], value)
         groups = copy.deepcopy(self.optimizer.state_dict()["param_groups"])
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.optimizer.zero_grad()
+
+
+def _laid_out_like(parameter: Parameter, value: Tensor) -> Tensor:
+    """Return a copy in the parameter's memory layout: a fused step goes through both in the order of their memory."""
+    if value.shape != parameter.shape:
+        return value.clone()
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
 
 
 def _make(parameters: list[Parameter], kind: str | OptimizerFactory, lr: float, weight_decay: float) -> Optimizer:
