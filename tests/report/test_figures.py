@@ -205,7 +205,10 @@ def test_figure2_without_kept_features_still_shows_the_counts(made, place, tmp_p
     (store / "units").symlink_to(place / "runs" / "units")
     assert call(place, "fig2", tmp_path, *arguments, "--store", str(store), config=config) == 0
     assert (tmp_path / "fig2.svg").read_text().count("not run") == 6
-    assert "| sketch, pl | – |" in (tmp_path / "fig2.md").read_text()
+    text = (tmp_path / "fig2.md").read_text()
+    assert "| sketch, pl | – |" in text
+    assert "features: not looked at: cartoon (source), cartoon (pl), cartoon (dpl), sketch" in text
+    assert "Partial" in (tmp_path / "fig2.svg").read_text()
 
 
 def test_a_damaged_file_of_features_is_named(made, place, tmp_path, capsys):
@@ -292,7 +295,7 @@ def test_figure5_panels_values_and_styles(made, place, close):
     assert eta.texts[0].get_text() == "not run"
     assert tau.get_ylim() == eta.get_ylim()
     assert tau.get_ylim()[1] - tau.get_ylim()[0] == pytest.approx(10)
-    assert [text.get_text() for text in last.get_xticklabels()] == ["BN", "full model"]
+    assert [text.get_text() for text in last.get_xticklabels()] == ["BN", "all"]
     assert [line.get_linestyle() for line in last.lines] == ["-", "--"]
     assert last.lines[0].get_ydata().tolist() == [50, 60]
 

@@ -1,7 +1,7 @@
 """Figure 2: (a) features of the source model, after cross-entropy and after DPL; (b) predicted classes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dpl.bench import Unit
 from dpl.data import open_benchmark
 from dpl.errors import DataError
+from dpl.report.document import Item
 from dpl.report.figures.embed import neighbour_accuracy, subset, tsne
 from dpl.report.figures.inside import Arrays, kept, look_at_features
 from dpl.report.figures.lines import NAMES
@@ -70,8 +71,15 @@ def make_figure2(request: Request) -> Result:
 
     names = dict.fromkeys(unit.domains[0] for _, unit in finished(gathered))
     targets = [Target(name, _clouds(gathered, name, features), _counts(gathered, name)) for name in names]
+    gathered = replace(gathered, missing=(*gathered.missing, *_not_looked_at(targets)))
     picture = _picture(targets, _class_names(request, rows[0]), footer(gathered, rows, _SPREAD))
     return publish("fig2", TITLE, _CLAIM, picture, gathered, request)
+
+
+def _not_looked_at(targets: list[Target]) -> list[Item]:
+    """Name the networks whose features are missing: their runs are stored, but nobody has looked inside."""
+    lacking = [f"{t.name} ({name})" for t in targets for name in t.counts if name in _METHODS and name not in t.clouds]
+    return [Item("features", f"not looked at: {', '.join(lacking)}; run again without --no-run")] if lacking else []
 
 
 def _class_names(request: Request, row: Mapping[str, Any]) -> tuple[str, ...]:

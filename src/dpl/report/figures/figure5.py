@@ -42,7 +42,7 @@ PANELS = (
     Panel("range", "scope", "(d) updated parameters"),
 )
 """In the paper's order."""
-_RANGES = dict(zip(SCOPES, ("BN", "classifier", "features", "full model"), strict=True))
+_RANGES = dict(zip(SCOPES, ("BN", "classifier", "features", "all"), strict=True))
 
 Panels = Mapping[str, Mapping[tuple[str, str], Line]]
 """Word of the panel -> (data set or target, method) -> line."""
