@@ -29,6 +29,7 @@ def test_the_faster_layout_is_taken(monkeypatch, as_is: float, other: float, exp
     clock = iter([as_is, other])
     monkeypatch.setattr(layout, "best_seconds", lambda _run, _device: next(clock))
     monkeypatch.setattr(layout, "_known", {})
+    monkeypatch.setattr(layout, "_SMALL", 1e8)
     model = dpl.adapt(wide(), "tent")
     assert model.layout == "auto"
     model(BATCH)
@@ -39,6 +40,7 @@ def test_the_faster_layout_is_taken(monkeypatch, as_is: float, other: float, exp
 
 def test_it_is_really_measured(monkeypatch) -> None:
     monkeypatch.setattr(layout, "_known", {})
+    monkeypatch.setattr(layout, "_SMALL", 1e8)
     model = dpl.adapt(wide(), "tent")
     model(BATCH)
     assert model.layout in ("as_is", "channels_last")

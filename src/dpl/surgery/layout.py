@@ -17,7 +17,7 @@ from dpl.surgery.clock import best_seconds
 __all__ = ["channels_last", "check_layout", "fastest_layout"]
 
 _LAYOUTS = ("auto", "as_is", "channels_last")
-_SMALL = 200e6  # multiplications of a batch below which nothing is measured
+_SMALL = 2e9  # multiplications of a batch below which nothing is measured: they are quick anyway
 _ROWS = 8  # images to measure with
 _MARGIN = 1.03  # channels-last must win by this factor
 _known: dict[tuple[object, ...], str] = {}  # the same network and images get the same answer in one process
