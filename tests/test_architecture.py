@@ -20,6 +20,7 @@ LAYERS = [
     {"methods"},
     {"budget", "guard", "snapshot"},
     {"auto"},
+    {"last", "modelstate"},
     {"adapter"},
     {"streams", "data", "backbones", "distributed", "reported", "testing", "costs", "live", "folderrecord"},
     {"training", "folderjob", "recommend"},

@@ -109,5 +109,5 @@ def test_a_budget_that_is_none_is_refused(budget: object) -> None:
 
 
 def test_methods_without_steps_have_nothing_to_save() -> None:
-    with pytest.raises(dpl.SettingError, match="takes no gradient steps"):
+    with pytest.raises(dpl.SettingError, match="takes no gradient steps of its own"):
         dpl.adapt(network(), "t3a", budget=1.5)

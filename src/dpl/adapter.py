@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,10 +14,12 @@ from dpl.auto import Auto
 from dpl.budget import Choice, check_budget, fit, later_stages
 from dpl.errors import DplError, InputError, SettingError, SnapshotError
 from dpl.guard import Guard, GuardSettings, guard_settings
-from dpl.guard.ward import Ward, stays_on_host
-from dpl.methods.base import Fact, Method, Source
+from dpl.guard.ward import Ward
+from dpl.last import Last
+from dpl.methods.base import Method, Source
 from dpl.methods.registry import get_method
 from dpl.methods.settings import GradientSettings, Settings, make_settings
+from dpl.modelstate import NOT_STORABLE, Lock, as_batches, fingerprint_of, is_fixed, part_of, storable
 from dpl.snapshot import SnapshotStore, read_snapshot, write_snapshot
 from dpl.surgery import Network
 from dpl.surgery.clock import best_seconds
@@ -88,7 +88,7 @@ def load(
         folder, manifest, tensors = folder.read()
     else:
         manifest, tensors = read_snapshot(Path(folder))
-    stored = {name: value for name, value in manifest["settings"].items() if value != _NOT_STORABLE}
+    stored = {name: value for name, value in manifest["settings"].items() if value != NOT_STORABLE}
     missing = set(manifest["settings"]) - set(stored) - set(settings)
     if missing:
         raise SnapshotError(f"{folder}: settings {sorted(missing)} were functions; pass them again to dpl.load")
@@ -111,38 +111,6 @@ def load(
     adaptive._prepared = set(origin)
     adaptive.load_state_dict(current)
     return adaptive
-
-
-_NOT_STORABLE = "<function>"
-_SOURCE_BATCH = 64
-
-
-class Last(Mapping[str, Any]):
-    """What the last step did. Reads as a mapping or by attribute; values come to the host only when read."""
-
-    def __init__(self, facts: Mapping[str, Fact]) -> None:
-        self._facts = dict(facts)
-
-    def __getitem__(self, key: str) -> Any:
-        value = self._facts[key]
-        return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-
-    def __getattr__(self, key: str) -> Any:
-        if key.startswith("_"):  # asked for by copy and pickle before the object is filled
-            raise AttributeError(key)
-        try:
-            return self[key]
-        except KeyError:
-            raise AttributeError(f"the last step recorded no {key!r}; it has {', '.join(self._facts)}") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._facts)
-
-    def __len__(self) -> int:
-        return len(self._facts)
-
-    def __repr__(self) -> str:
-        return f"Last({', '.join(f'{key}={self[key]!r}' for key in self)})"
 
 
 class AdaptiveModel(nn.Module):
@@ -174,9 +142,9 @@ class AdaptiveModel(nn.Module):
         self._kind = kind
         self._network = self.network_class(model, classifier=classifier, needs_classifier=kind.info.needs_classifier)
         self.model = self._network.module
-        self.fingerprint = _fingerprint(self.model)
-        self._source = _as_batches(source)
-        self._lock = _Lock()
+        self.fingerprint = fingerprint_of(self.model)
+        self._source = as_batches(source)
+        self._lock = Lock()
         self._accepted: set[torch.Size] = set()
         if self._source is not None and not self._network.confirmed:
             for images, _ in self._source:
@@ -186,7 +154,9 @@ class AdaptiveModel(nn.Module):
         self.budget = check_budget(budget)
         self.budgeted: Choice | None = None  # what was chosen to fit it
         if budget is not None and not isinstance(self.settings, GradientSettings):
-            raise SettingError(f"budget={budget!r}: {method!r} takes no gradient steps, so there is nothing to save")
+            raise SettingError(
+                f"budget={budget!r}: {method!r} takes no gradient steps of its own to save on; name one that does, as 'dpl' or 'tent'"
+            )
         self._build(prepare=not prepared)
         if self.layout == "channels_last":
             self._apply(channels_last)
@@ -270,14 +240,14 @@ class AdaptiveModel(nn.Module):
         with self._lock:
             self._restore(state_dict)
             if self.guard is not None:
-                self.guard.restore(_part(state_dict, "guard"))
+                self.guard.restore(part_of(state_dict, "guard"))
 
     def _restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything but the guard to a copy of `state`."""
-        self.model.load_state_dict(_part(state, "model"))
-        self.method.restore(self._on_device(_part(state, "method")))
+        self.model.load_state_dict(part_of(state, "model"))
+        self.method.restore(self._on_device(part_of(state, "method")))
         for name, optimizer in self.method.optimizers.items():
-            optimizer.restore(_part(state, name))
+            optimizer.restore(part_of(state, name))
         self.method.random.generator.set_state(state["generator"].cpu())
 
     def save(self, folder: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
@@ -297,7 +267,7 @@ class AdaptiveModel(nn.Module):
 
     def stored_settings(self) -> dict[str, Any]:
         """Return the settings as a file can hold them."""
-        return {name: _storable(value) for name, value in vars(self.settings).items()}
+        return {name: storable(value) for name, value in vars(self.settings).items()}
 
     def train(self, mode: bool = True) -> AdaptiveModel:
         """Do nothing: the method decides which layers behave as in training."""
@@ -309,7 +279,7 @@ class AdaptiveModel(nn.Module):
         self.method.move(fn)
         for name, optimizer in self.method.optimizers.items():
             optimizer.restore({k: v if k.endswith("/step") else fn(v) for k, v in states[name].items()})
-        self._origin = {k: v if _fixed(k) else fn(v) for k, v in self._origin.items()}
+        self._origin = {k: v if is_fixed(k) else fn(v) for k, v in self._origin.items()}
         self.method.random.follow(self._network.device)
         if self.guard is not None:
             self.guard.move(fn)
@@ -392,7 +362,7 @@ class AdaptiveModel(nn.Module):
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         names = ["model", "method", *self.method.optimizers] + ["guard"] * (self.guard is not None)
-        parts = {name: _part(state, name) for name in names}
+        parts = {name: part_of(state, name) for name in names}
         known = {"generator"}.union(*({f"{name}.{key}" for key in part} for name, part in parts.items()))
         unknown = set(state) - known
         if unknown or "generator" not in state:
@@ -408,54 +378,3 @@ class AdaptiveModel(nn.Module):
 
     def _on_device(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key: value.to(self._network.device) for key, value in state.items()}
-
-
-class _Lock:
-    """One writer at a time; a copy of the model gets a lock of its own."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def __deepcopy__(self, _memo: object) -> _Lock:
-        return _Lock()
-
-
-def _part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    return {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}.")}
-
-
-def _fixed(key: str) -> bool:
-    """Say whether an entry of the state stays on the CPU in its own type."""
-    return stays_on_host(key) or (key.startswith("guard.") and not key.startswith("guard.healthy."))
-
-
-def _storable(value: Any) -> Any:
-    return _NOT_STORABLE if callable(value) else value
-
-
-def _as_batches(source: Source | tuple[Tensor, Tensor] | None) -> Source | None:
-    """Cut one pair of tensors into batches; leave a loader as it is."""
-    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Tensor):
-        images, labels = source
-        parts = range(0, len(images), _SOURCE_BATCH)
-        return [(images[i : i + _SOURCE_BATCH], labels[i : i + _SOURCE_BATCH]) for i in parts]
-    if isinstance(source, Iterator):
-        raise SettingError(
-            "source is an iterator that can be read only once: pass a loader, a list of batches or a pair"
-        )
-    return source
-
-
-def _fingerprint(module: nn.Module) -> str:
-    """Hash the source weights, so that a snapshot is never put on another model."""
-    digest = hashlib.sha256()
-    for name, value in module.state_dict().items():
-        digest.update(f"{name}{tuple(value.shape)}".encode())
-        digest.update(value.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
-    return digest.hexdigest()

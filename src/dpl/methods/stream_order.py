@@ -61,4 +61,4 @@ class StreamOrder(Stateful):
         rows, squares, products = self.sums.double().tolist()
         common = float((self.centre.double() / rows).square().sum())
         variance = max(squares / rows - common, _EPS)
-        return (products / rows - common) / variance * rows / (rows + _PRIOR)
+        return float((products / rows - common) / variance * rows / (rows + _PRIOR))

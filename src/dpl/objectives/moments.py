@@ -35,7 +35,7 @@ class _Moments(torch.autograd.Function):
         return torch.mul(centred, centred, out=centred).sum(dims, keepdim=True) / ctx.freedom, mean
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, of_variance: Tensor, of_mean: Tensor) -> tuple[Tensor, None, None]:
         maps, mean = ctx.saved_tensors
         slope = of_variance * (2 / ctx.freedom)
