@@ -155,7 +155,7 @@ class AdaptiveModel(nn.Module):
         self.budgeted: Choice | None = None  # what was chosen to fit it
         if budget is not None and not isinstance(self.settings, GradientSettings):
             raise SettingError(
-                f"budget={budget!r}: {method!r} takes no gradient steps of its own to save on; name a method that does, "
+                f"budget={budget!r}: {method!r} takes no gradient steps of its own to save on; name one that does, "
                 "such as 'dpl' or 'tent'"
             )
         self._build(prepare=not prepared)
