@@ -42,7 +42,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(folder: Path, weights: Path, out: Path, *more: str) -> list[str]:
     fixed = ["--model", "debug_cnn", "--weights", str(weights), "--images", str(folder), "--out", str(out)]
-    return ["adapt", *fixed, "--batch-size", "8", "--set", "confidence=0.2", *more]
+    return ["adapt", *fixed, "--method", "dpl", "--batch-size", "8", "--set", "confidence=0.2", *more]
 
 
 def rows(path: Path) -> list[dict[str, str]]:

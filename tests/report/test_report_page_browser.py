@@ -17,11 +17,11 @@ KEYS = {"ArrowLeft": 37, "ArrowRight": 39, "Home": 36, "Escape": 27, " ": 32}
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
+def browser():
     program = chromium()
     if program is None:
         pytest.skip("Chromium is not installed and cannot be installed here")
-    running = Browser(program, tmp_path_factory.mktemp("browser"))
+    running = Browser(program)
     yield running
     running.close()
 

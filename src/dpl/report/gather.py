@@ -83,7 +83,8 @@ def _problem(case: Case, context: Context, notes: dict[str, None]) -> DataError 
 
 def _run(plan: Plan, cases: Sequence[Case], store: Store, context: Context, request: Request) -> dict[str, str]:
     torch.set_num_threads(request.threads)
-    write_plan(store.root, Asked(plan.title, str(request.data.resolve()), tuple(cases)))
+    if cases:
+        write_plan(store.root, Asked(plan.title, str(request.data.resolve()), tuple(cases)))
     with request.watch(plan.title, cases, store) as on_event:
         if request.engine is not None:
             return request.engine(cases, store, context, on_event)
