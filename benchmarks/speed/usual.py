@@ -305,7 +305,8 @@ def dpl(net: nn.Module, confidence: float, styled: bool = False) -> Step:
         dims = (2, 3) if maps.ndim == 4 else (1,)
 
         def change(_module: nn.Module, _inputs: object, own: Tensor) -> Tensor:
-            scale = lender.std(dims, keepdim=True) / own.std(dims, keepdim=True)
+            spread, mine = (maps.var(dims, keepdim=True).add(1e-6).sqrt() for maps in (lender, own))
+            scale = spread / mine
             return scale * (own - own.mean(dims, keepdim=True)) + lender.mean(dims, keepdim=True)
 
         hook = layer.register_forward_hook(change)
