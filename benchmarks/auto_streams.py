@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -17,9 +18,10 @@ from dpl.data import batches, open_folder, square
 from dpl.data.corruptions import corrupt
 from dpl.demo.digits import load_source_network, mnist, uci_digits
 
-DATA = Path("/work/shared/data")
-PACS_WEIGHTS = Path("/tmp/runs/source/pacs")
-IMAGENET_WEIGHTS = Path("/tmp/weights")
+# PACS, CIFAR and ImageNet images; source models by target domain as `dpl train` leaves them; ImageNet weights.
+DATA = Path(os.environ.get("DPL_DATA", "data"))
+PACS_WEIGHTS = Path(os.environ.get("DPL_PACS_WEIGHTS", "weights/pacs"))
+IMAGENET_WEIGHTS = Path(os.environ.get("DPL_IMAGENET_WEIGHTS", "weights"))
 
 
 @dataclass(frozen=True)

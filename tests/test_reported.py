@@ -11,7 +11,7 @@ from dpl import reported
 from dpl.errors import SettingError
 from dpl.reported import Table
 
-PAPER = Path("/work/shared/paper/decoupled_prototype_learning.tex")
+PAPER = Path(__file__).resolve().parents[2] / "shared" / "paper" / "decoupled_prototype_learning.tex"
 TABLES = ["table1", "table2", "table3", "table4", "table5", "table6", "table7", "table8", "supervised"]
 CELLS = dict(zip(TABLES, [80, 269, 307, 342, 40, 87, 15, 20, 2], strict=True))
 PAIRS = [(name, column) for name in TABLES for column in reported.load(name).averages]

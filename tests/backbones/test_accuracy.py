@@ -9,7 +9,7 @@ from torch import nn
 
 from dpl.backbones import OWN, create
 
-SHARED = Path("/work/shared/data")
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 pytestmark = [
     pytest.mark.shared,
     pytest.mark.skipif(not (SHARED / "weights").is_dir(), reason=f"no trained weights at {SHARED}"),

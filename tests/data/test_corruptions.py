@@ -28,7 +28,7 @@ FIXED = {
 # Where the published strengths do not grow from one severity to the next, or one shrinks while another grows.
 NOT_MONOTONE = {"glass_blur", "motion_blur", "frost", "elastic_transform", "spatter", "saturate"}
 GOLDEN = Path(__file__).with_name("corruptions_golden.json")
-SHARED = Path("/work/shared/data")
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not (SHARED / "weights").is_dir(), reason=f"no images and weights at {SHARED}")
 
 

@@ -13,7 +13,7 @@ from dpl.data import DataWarning, open_benchmark
 from dpl.data.facts import DOMAIN_FOLDERS
 from dpl.errors import DataError, SettingError
 
-SHARED = Path("/work/shared/data")
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 quiet = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 
 
