@@ -138,14 +138,22 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
     plt = optional("matplotlib.pyplot", "bench")
     figure, axes = plt.subplots(1, 4, figsize=(13, 3.2), constrained_layout=True)
-    for axis, (name, points) in zip(axes, found.items(), strict=True):
+    for axis, name in zip(axes, ("batch size", "classes", "pixels a side", "stream length"), strict=True):
+        points = found.get(name, {})
         memory = name == "stream length"
         for method, values in points.items():
             axis.plot([v[0] for v in values], [v[2 if memory else 1] for v in values], marker=".", label=method)
         axis.set(xlabel=name, ylabel="resident memory, MB" if memory else "ms a batch")
         if not memory:
             axis.set(xscale="log", yscale="log")
-        axis.legend(fontsize=6 if memory else 8, ncols=2 if memory else 1, frameon=False)
+            axis.xaxis.set_minor_formatter("")
+            axis.yaxis.set_minor_formatter("")
+        axis.legend(
+            fontsize=6 if memory else 8,
+            ncols=2 if memory else 1,
+            frameon=False,
+            loc="center right" if memory else "best",
+        )
     figure.savefig(path, dpi=110)
 
 
