@@ -14,6 +14,7 @@ from bench.tiny import CORRUPTIONS, context_of, grid_of, without_times, write_ya
 from dpl.bench import Store, case_rows, run_cases
 from dpl.cli import main
 from dpl.errors import SettingError
+from turns import my_turn
 
 ray = pytest.importorskip("ray", reason="engine ray needs the extra dpl-tta[ray]")
 
@@ -47,7 +48,7 @@ def serial(everything, one_thread, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster():
-    with pytest.MonkeyPatch.context() as patch:
+    with my_turn("ray"), pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_worker_niceness", "0")  # else everything else on this machine goes first
         nodes = Cluster(initialize_head=True, connect=False, head_node_args=NODE)
         nodes.add_node(**NODE)

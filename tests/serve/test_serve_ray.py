@@ -13,6 +13,7 @@ import pytest
 from live import Process, adaptive, assert_same_state, batch, live, raw
 
 from dpl.serve.shard import owner
+from turns import my_turn
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'dpl-tta[ray]'"),
@@ -29,22 +30,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Process]:
-    running = start(folder)
-    yield running
-    if running.process.poll() is None:
-        running.stop()
+    with my_turn("ray"):
+        running = start(folder)
+        yield running
+        if running.process.poll() is None:
+            running.stop()
 
 
 def start(folder: Path) -> Process:
     """Ray itself gives its parts 30 seconds to start; a machine with much else to do may need another try."""
     options = ("--engine", "ray", "--replicas", "2", "--replica-cpus", "0.5", "--snapshot-every", str(EVERY))
-    for _ in range(3):
+    for _ in range(2):
         try:
             return Process(folder, *options, "--live-models", "2", "--latency-budget", "60")
         except AssertionError as error:
             if "node timed out during startup" not in str(error):
                 raise
-    pytest.skip("three times Ray could not start in its own time limit: this machine is overloaded")
+    pytest.skip("twice Ray could not start in its own time limit: this machine is overloaded")
 
 
 @pytest.fixture
