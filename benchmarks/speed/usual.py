@@ -227,7 +227,7 @@ def lame(net: nn.Module, _confidence: float) -> Step:
     return step
 
 
-def _authors_view(size: int) -> Callable[[Tensor], Tensor]:
+def authors_view(size: int) -> Callable[[Tensor], Tensor]:
     """The random view of CoTTA's code: jitter, then an affine map and a blur of the image padded to twice its size."""
     optional("torchvision", "bench")
     from torchvision.transforms import v2
@@ -265,7 +265,7 @@ def cotta(net: nn.Module, _confidence: float) -> Step:
             sure = anchor(images).softmax(1).max(1)[0].mean()
             target = teacher(images)
             if sure < 1.1:  # views are averaged
-                view = _authors_view(images.shape[-1])
+                view = authors_view(images.shape[-1])
                 target = torch.stack([teacher(view(images)) for _ in range(32)]).mean(0)
         loss = -(target.softmax(1) * logits.log_softmax(1)).sum(1).mean()
         loss.backward()

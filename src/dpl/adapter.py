@@ -99,7 +99,7 @@ def load(
         source=source,
         settings=stored | settings,
         guard=manifest.get("guard"),
-        layout=manifest["layout"],
+        layout=manifest.get("layout", "as_is"),
         prepared=True,
     )
     if manifest["source"] != adaptive.fingerprint:

@@ -11,17 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.tiny import context_of, everything_file, grid_of, without_times
+from bench.tiny import context_of, everything_file, run_all, without_times
 from dpl.bench import Store, case_rows, run_cases, run_in_processes
 
 
 @pytest.fixture(scope="module")
 def undisturbed(everything, one_thread, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    grid = grid_of(everything_file(folder), everything)
-    store = Store(folder / "out")
-    assert run_cases(grid.cases, store, context_of(everything, grid)) == {}
-    return grid, store
+    return run_all(everything_file(folder), everything, folder / "out")
 
 
 def start_bench(file: Path, root: Path, out: Path) -> subprocess.Popen:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from bench.test_bench_resume import end_after, finished
-from bench.tiny import CORRUPTIONS, context_of, grid_of, without_times, write_yaml
-from dpl.bench import Store, case_rows, run_cases
+from bench.tiny import CORRUPTIONS, context_of, run_all, without_times, write_yaml
+from dpl.bench import Store, case_rows
 from dpl.cli import main
 from dpl.errors import SettingError
 from turns import my_turn
@@ -40,10 +40,7 @@ def grid_file(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def serial(everything, one_thread, tmp_path_factory):
     folder = tmp_path_factory.mktemp("serial")
-    grid = grid_of(grid_file(folder), everything)
-    store = Store(folder / "out")
-    assert run_cases(grid.cases, store, context_of(everything, grid)) == {}
-    return grid, store
+    return run_all(grid_file(folder), everything, folder / "out")
 
 
 @pytest.fixture(scope="module")

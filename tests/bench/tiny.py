@@ -16,7 +16,7 @@ from data.make import (
     make_vlcs,
 )
 from dpl.backbones import create
-from dpl.bench import Context, Grid, Places, Unit, read_grid
+from dpl.bench import Context, Grid, Places, Store, Unit, read_grid, run_cases
 from dpl.bench.spec import resolved_settings
 
 CLASSES = {"pacs": 7, "vlcs": 5, "office_home": 65, "terra_incognita": 10, "domainnet126": 6, "cifar10_c": 10,
@@ -99,3 +99,10 @@ TIMES = ("seconds_per_image", "prepare_seconds", "peak_bytes")
 
 def without_times(rows: list[dict]) -> list[dict]:
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
+
+
+def run_all(file: Path, root: Path, out: Path) -> tuple[Grid, Store]:
+    """Run an experiment in this process, undisturbed; return it with its results."""
+    grid, store = grid_of(file, root), Store(out)
+    assert run_cases(grid.cases, store, context_of(root, grid)) == {}
+    return grid, store

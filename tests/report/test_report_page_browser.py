@@ -9,7 +9,7 @@ import pytest
 
 from dpl.bench import Store
 from dpl.report.page import read_runs, write_report
-from serve.browser import Browser, chromium
+from serve.browser import Browser, open_browser
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 
@@ -18,12 +18,8 @@ KEYS = {"ArrowLeft": 37, "ArrowRight": 39, "Home": 36, "Escape": 27, " ": 32}
 
 @pytest.fixture(scope="module")
 def browser():
-    program = chromium()
-    if program is None:
-        pytest.skip("Chromium is not installed and cannot be installed here")
-    running = Browser(program)
-    yield running
-    running.close()
+    with open_browser() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
+
+import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 KEYS = {"Tab": 9, "Enter": 13}
@@ -30,6 +32,19 @@ def chromium() -> str | None:
                 subprocess.run(command.split(), env=environment, capture_output=True, timeout=200, check=False)
         found = shutil.which("chromium")
     return found
+
+
+@contextmanager
+def open_browser() -> Iterator["Browser"]:
+    """A browser for a test, which is skipped where there is none."""
+    program = chromium()
+    if program is None:
+        pytest.skip("Chromium is not installed and cannot be: that needs root and apt-get")
+    running = Browser(program)
+    try:
+        yield running
+    finally:
+        running.close()
 
 
 class Browser:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browser import Browser, chromium
+from browser import Browser, open_browser
 from live import batch, live, raw
 
 from dpl.serve.security import Tokens
@@ -37,12 +37,8 @@ def test_the_policy_allows_the_pages_own_script_alone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def browser():
-    program = chromium()
-    if program is None:
-        pytest.skip("Chromium is not installed and cannot be: that needs root and apt-get")
-    running = Browser(program)
-    yield running
-    running.close()
+    with open_browser() as running:
+        yield running
 
 
 def tab_to(browser: Browser, label: str) -> None:

@@ -111,7 +111,7 @@ class CoTTA(GradientMethod[CoTTASettings]):
 
     def averaged(self, images: Tensor) -> Tensor:
         """Return the teacher's mean logits over the views; several run as one batch, each with its own statistics."""
-        # A GPU wants large batches; on a CPU they fall out of its caches (a tenth slower, three times the memory).
+        # A GPU wants large batches; on a CPU they fall out of its caches (a twelfth slower, twice the memory).
         together = self.settings.together or (1 if images.device.type == "cpu" else _AT_ONCE)
         at_once = max(1, together // len(images))
         total = torch.zeros((), device=images.device)

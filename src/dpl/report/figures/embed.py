@@ -7,11 +7,21 @@ from numpy.typing import NDArray
 
 from dpl.extras import optional
 
-__all__ = ["nearest_distance", "neighbour_accuracy", "standardised", "subset", "tsne"]
+__all__ = ["frame", "nearest_distance", "neighbour_accuracy", "standardised", "subset", "tsne"]
 
 Points = NDArray[np.float32]
 _DIMENSIONS, _PERPLEXITY = 50, 30.0
 _NEIGHBOURS = 5
+
+
+def frame(axis: Any, *, there: bool) -> None:
+    """Make a panel for points that have no scale, and say so if there are none."""
+    axis.set(xticks=[], yticks=[])
+    axis.grid(False)
+    axis.spines[:].set_visible(True)
+    axis.spines[:].set_color("#bbbbbb")
+    if not there:
+        axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", color="#555555")
 
 
 def subset(size: int, most: int) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from dpl.bench import Unit
 from dpl.data import open_benchmark
 from dpl.errors import DataError
 from dpl.report.document import Item
-from dpl.report.figures.embed import neighbour_accuracy, subset, tsne
+from dpl.report.figures.embed import frame, neighbour_accuracy, subset, tsne
 from dpl.report.figures.inside import Arrays, kept, look_at_features
 from dpl.report.figures.lines import NAMES
 from dpl.report.figures.sheet import Numbers, Picture, finished, footer, image_context, need_rows, publish
@@ -147,12 +147,8 @@ def draw(targets: list[Target], classes: tuple[str, ...], note: str = "") -> Any
 
 
 def _cloud(axis: Any, cloud: Clouds | None, classes: tuple[str, ...]) -> None:
-    axis.set(xticks=[], yticks=[])
-    axis.grid(False)
-    axis.spines[:].set_visible(True)
-    axis.spines[:].set_color("#bbbbbb")
+    frame(axis, there=cloud is not None)
     if cloud is None:
-        axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", color="#555555")
         return
     for number, name in enumerate(classes):
         chosen = cloud.labels == number

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpl.bench import Context, Unit
-from dpl.report.figures.embed import nearest_distance, standardised, subset, tsne
+from dpl.report.figures.embed import frame, nearest_distance, standardised, subset, tsne
 from dpl.report.figures.inside import Arrays, kept, look_at_styles
 from dpl.report.figures.lines import NAMES
 from dpl.report.figures.second_pass import draw_second_pass
@@ -121,12 +121,8 @@ def draw(found: list[Styles], note: str = "") -> Any:
 
 
 def _cloud(axis: Any, styles: Styles | None, colours: Mapping[str, str]) -> None:
-    axis.set(xticks=[], yticks=[])
-    axis.grid(False)
-    axis.spines[:].set_visible(True)
-    axis.spines[:].set_color("#bbbbbb")
+    frame(axis, there=styles is not None)
     if styles is None:
-        axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", color="#555555")
         return
     places, groups = tsne(styles.points()), np.array(styles.groups())
     looks = {name: (colours[name], "o") for name in styles.sources} | _TARGET

@@ -1,0 +1,61 @@
+"""Parts that were made faster, beside what they replace, in turns: processor time of one thread, best of several.
+
+python benchmarks/small_parts.py
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+from speed.measure import Contender, peak_of
+from speed.networks import SUBJECTS, Subject, make_images, make_network
+from speed.usual import authors_view
+
+import dpl
+from dpl.allocator import keep_freed_memory
+from dpl.objectives.moments import variance_and_mean
+from dpl.views import cotta_view, seeded
+
+
+def main() -> None:
+    """Print a line for each comparison."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    maps = torch.rand(16, 64, 56, 56).contiguous(memory_format=torch.channels_last)
+    compare(
+        "mean and variance of 16 x 64 x 56 x 56, ms",
+        {
+            "torch.var_mean": lambda: torch.var_mean(maps, dim=(0, 2, 3)),
+            "ours": lambda: variance_and_mean(maps, (0, 2, 3)),
+        },
+    )
+    images, view = torch.rand(16, 3, 224, 224), seeded(cotta_view(), 0)
+    theirs = authors_view(224)
+    compare(
+        "CoTTA's view of 16 images of 224 pixels, ms",
+        {"as its authors": lambda: theirs(images), "ours": lambda: view(images)},
+    )
+    subject = Subject(SUBJECTS["efficientnet_lite0"].name, 128, 16)
+    batch = make_images(subject)
+    net = make_network(subject, batch)
+    models = {
+        f"{n} images at once": dpl.adapt(net, "cotta", lr=1e-8, threshold=1.0, views=8, together=n) for n in (16, 256)
+    }
+    compare("CoTTA with 8 views, EfficientNet-Lite0, ms", {name: lambda m=m: m(batch) for name, m in models.items()})
+    for name, model in models.items():
+        print(f"  {name}: {peak_of(Contender(name, model), batch):.0f} MB beyond the model")
+
+
+def compare(title: str, runs: dict[str, Callable[[], object]], rounds: int = 5) -> None:
+    """Print the best time of each."""
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            begun = time.process_time()
+            run()
+            best[name] = min(best[name], 1e3 * (time.process_time() - begun))
+    print(f"{title}: " + ", ".join(f"{name} {ms:.1f}" for name, ms in best.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
