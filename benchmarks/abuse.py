@@ -52,7 +52,7 @@ class Task(NamedTuple):
 
 
 def tasks(args: argparse.Namespace) -> Iterator[Task]:
-    """Everything there is to try, the short things first."""
+    """Everything there is to try, the short things first, the guarded streams before the others."""
     yield Task("kills", "random", lambda: kills(args.kills, args.seed))
     yield Task("kills", "every moment of a save", kills_at_every_moment)
     yield Task("damage", "snapshots", lambda: damage(args.seed))
@@ -68,9 +68,9 @@ def tasks(args: argparse.Namespace) -> Iterator[Task]:
         yield Task("bad rows", method, lambda m=method: endurance.bad_rows_leave_no_trace(m) or {})
         yield Task("reset", method, lambda m=method: endurance.resetting_is_exact(m, images(100, args.scale)) or {})
         yield Task("resume", method, lambda m=method: resume(m, args.scale, args.seed))
-    for method in args.methods:
+    for guard in (True, False):
         for scenario in args.scenarios:
-            for guard in (True, False):
+            for method in args.methods:
                 name = f"{method}, {scenario}, {'on' if guard else 'off'}"
                 yield Task("streams", name, lambda m=method, s=scenario, g=guard: asdict(play(m, s, g, args.scale)))
     yield Task("soak", "tent", lambda: soak(args.scale))
@@ -202,7 +202,7 @@ def main() -> None:
             {"on": ", off", "off": ", on", "both": "\n"}[args.guard]
         )
         if wanted and task[:2] not in done:
-            records.append(attempt(task))
+            records.append(attempt(task) | {"scale": args.scale})
             with log.open("a") as file:
                 file.write(json.dumps(records[-1]) + "\n")
             print("passed" if records[-1]["passed"] else "MISSED", task.part, task.name, flush=True)

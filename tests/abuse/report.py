@@ -25,7 +25,7 @@ def _summary(records: list[Record]) -> list[str]:
 
 def _figures(records: list[Record]) -> list[str]:
     """The numbers of each record, if there are few records with any."""
-    hidden = {"part", "name", "seconds", "passed"}
+    hidden = {"part", "name", "seconds", "passed", "scale"}
     told = []
     for record in records:
         facts = {key: value for key, value in record.items() if key not in hidden and isinstance(value, (int, float))}

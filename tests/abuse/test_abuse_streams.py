@@ -47,6 +47,13 @@ def test_the_guard_does_no_harm(name: str, stream: str) -> None:
     assert lost(name, stream) <= MOST_LOST
 
 
+@pytest.mark.parametrize("seed", [11, 13])
+@pytest.mark.parametrize("shift", ["noise", "shifted"])
+def test_batch_statistics_do_no_harm_in_other_orders_of_the_classes(shift: str, seed: int) -> None:
+    batches = correlated(shift, 3200, seed=seed)[:BATCHES]
+    assert source_score(batches).right - run(adapted("norm"), batches).right <= 32
+
+
 @pytest.mark.parametrize("name", ["tent", "norm", "pl"])
 def test_single_images_do_no_harm(name: str) -> None:
     assert lost(name, "single") <= 12

@@ -178,6 +178,40 @@ def test_a_frozen_model_is_reset_and_thaws_after_its_trial() -> None:
     assert model.last["updated"]
 
 
+def test_held_without_a_healthy_state_the_source_answers_until_a_trial_is_passed() -> None:
+    model, source = dpl.adapt(streams.network(), "pl", guard={"patience": 64}), streams.network()
+    for batch, _ in streams.one_class("noise", 32 * 8):
+        model(batch)
+    assert model.guard.counts["hold"] == 1
+    assert model.guard.counts["freeze"] == 0, "few classes are no alarm"
+    shuffled = [batch for batch, _ in streams.iid("noise", 32 * 40)]
+    with torch.no_grad():
+        assert torch.equal(model(shuffled[0]), source(shuffled[0]))
+    for batch in shuffled[1:]:
+        model(batch)
+    assert model.guard.counts["thaw"] == 1
+    assert model.last["updated"]
+
+
+def test_a_trial_without_gain_is_not_passed() -> None:
+    """LAME pulls the answers of a shuffled batch together: it loses a little, too little for an alarm by itself."""
+    model = dpl.adapt(streams.network(), "lame", guard={"patience": 64})
+    for batch, _ in streams.one_class("noise", 64 * 8, size=64) + streams.iid("noise", 64 * 16, size=64):
+        model(batch)
+    assert model.guard.counts["hold"] == 1
+    assert model.guard.counts["thaw"] == 0
+    assert model.guard.frozen
+
+
+def test_a_sudden_change_is_looked_at_at_once() -> None:
+    model = dpl.adapt(streams.network(), "norm", guard={"every": 1000})
+    for batch, _ in streams.iid("noise", 32 * 12):
+        model(batch)
+    assert model.last["guard"]["signals"] is None
+    model(streams.one_class("noise", 32)[0][0])
+    assert model.last["guard"]["signals"]["rows"] == 32
+
+
 def test_a_settled_model_is_rolled_back_to_its_last_healthy_state() -> None:
     model = dpl.adapt(streams.network(), "tent", guard={"relapse": 512})
     batches = [images for images, _ in streams.iid("noise", 32 * 36)]

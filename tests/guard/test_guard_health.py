@@ -1,9 +1,11 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from dpl.guard import GuardSettings
-from dpl.guard.health import Health, Signals, _explained
+from dpl.guard.health import Health, Signals
 
 CLASSES = 10
 
@@ -155,21 +157,51 @@ def test_a_source_of_few_classes_is_not_believed_against_distinct_answers() -> N
     assert feed(few, torn)[0].poor, "groups that are less decided than the source's answers are not believed"
 
 
-def test_what_answers_explain_is_what_the_words_say() -> None:
-    """A slow twin: variance between the answers' groups over all variance, less what chance explains."""
-    logits = torch.randn(40, CLASSES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    answers = logits.argmax(dim=1)
-    groups = sorted(set(answers.tolist()))
-    centre = logits.mean(dim=0)
-    between = 0.0
-    for name in groups:
-        rows = [row for row in range(40) if int(answers[row]) == name]
-        between += len(rows) * float((logits[rows].mean(dim=0) - centre).square().sum())
-    share = between / sum(float((row - centre).square().sum()) for row in logits)
-    explained, weight = _explained(logits, answers)
-    chance = (len(groups) - 1) / 39
-    assert explained / weight == pytest.approx((share - chance) / (1 - chance))
-    assert _explained(logits[:1], answers[:1]) == [0, 0]
+def answers(kept: int, rows: int = 32) -> Callable[[], Tensor]:
+    """What a test in other company may show."""
+    return lambda: torch.arange(rows) < kept
+
+
+def test_answers_that_do_not_survive_in_other_company_are_not_believed() -> None:
+    """The same two models, told apart by the test alone."""
+    few, many = [sure_of(labels(32, i) % 2, 0.8) for i in range(20)], [sure_of(labels(32, i)) for i in range(20)]
+    believed, torn = Health(GuardSettings()), Health(GuardSettings())
+    for source, adapted in zip(few, many, strict=True):
+        believed.judge(source, adapted, answers(28))
+        torn.judge(source, adapted, answers(14))
+    assert not believed.poor
+    assert believed.lost == 0
+    assert torn.poor
+    assert torn.lost > 8
+
+
+def test_other_company_is_asked_for_only_where_it_decides_and_not_every_time() -> None:
+    asked: list[int] = []
+
+    def ask() -> Tensor:
+        asked.append(1)
+        return torch.ones(32, dtype=torch.bool)
+
+    many, few = [sure_of(labels(32, i)) for i in range(40)], [sure_of(labels(32, i) % 2) for i in range(40)]
+    health = Health(GuardSettings())
+    for logits in many:
+        health.judge(logits, logits, ask)
+    assert not asked
+    health.restart()
+    for source, adapted in zip(few, many, strict=True):
+        for rows in (source[:8], adapted[:8]), (source[8:16], adapted[8:16]):
+            health.judge(*rows, ask)
+    assert 4 <= len(asked) < 30
+
+
+@pytest.mark.parametrize("changed", ["unsure", "one class"])
+def test_a_sudden_change_of_the_adapted_answers_is_a_surprise(changed: str) -> None:
+    health = Health(GuardSettings())
+    assert not any(health.surprised_by(sure_of(labels(32, i))) for i in range(30))
+    odd = sure_of(labels(32, 99), 0.4) if changed == "unsure" else sure_of(torch.zeros(32, dtype=torch.long))
+    assert health.surprised_by(odd)
+    health.restart()
+    assert not health.surprised_by(odd), "nothing is usual yet"
 
 
 def test_regret_is_what_the_words_say() -> None:

@@ -59,6 +59,15 @@ def test_each_freeze_lasts_twice_as_long_up_to_a_limit() -> None:
     assert made.waiting == 10
 
 
+def test_standing_back_has_no_wait_and_counts_as_no_freeze() -> None:
+    made = ladder(patience=10)
+    assert [made.see_classes(True, False, 60) for _ in range(2)] == [None, "hold"]
+    made.stand_back()
+    assert made.frozen
+    assert not made.holding
+    assert (made.waiting, made.freezes) == (0, 0)
+
+
 def test_a_freeze_is_waited_out() -> None:
     made = ladder(wait=10)
     made.freeze()

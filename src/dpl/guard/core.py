@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from dpl.guard.events import Event, Journal
 from dpl.guard.health import Health, Signals
-from dpl.guard.inputs import RowCheck, rows_or_zeros, spread, without
+from dpl.guard.inputs import RowCheck, Unanswerable, rows_or_zeros, spread, without
 from dpl.guard.policy import FREEZE, RESET, ROLL_BACK, Ladder
 from dpl.guard.settings import GuardSettings
-from dpl.guard.ward import KeptState, Ward, all_finite
+from dpl.guard.ward import Before, KeptState, Ward, all_finite
 from dpl.methods.state import Stateful
 from dpl.surgery.copying import private_copy
 from dpl.surgery.split import logits_of
@@ -30,11 +30,12 @@ from dpl.surgery.split import logits_of
 __all__ = ["Guard"]
 
 _FRESH = 128  # rows that are all looked at after a start, a reset or a thaw
+_TRIAL = 512  # rows that a model which was set aside has to answer well beside the source
 _ALERT = 0.25  # estimated answers lost above which every batch is looked at
 _FEWEST_ROWS = 8
 _KEEP_EVERY = 16  # batches between copies of a healthy state
 _WHY = {
-    "hold": "too few classes to learn from: back to the last healthy state, which answers and does not learn",
+    "hold": "too few classes to learn from: the last healthy state answers and does not learn, or else the source",
     "release": "enough classes again: learning goes on",
     "forget": "a long stretch of few classes ended: back to the last healthy state",
     ROLL_BACK: "back to the last healthy state",
@@ -50,16 +51,18 @@ class Guard(Stateful):
     looked: int  # rows looked at since the last (re)start
     unlooked: int  # batches since the last look
     unkept: int  # batches since the last copy of a healthy state
+    owed: float  # estimated answers lost in a trial, allowance included
 
     def __init__(self, settings: GuardSettings, model: nn.Module) -> None:
         super().__init__()
         self.settings = settings
         self._source = private_copy(model).eval().requires_grad_(False)
-        self.declare(batches=0, looked=0, unlooked=0, unkept=0)
+        self.declare(batches=0, looked=0, unlooked=0, unkept=0, owed=0.0)
         self.rows, self.health, self.ladder = RowCheck(settings), Health(settings), Ladder(settings)
         self.journal, self.healthy = Journal(settings.log), KeptState()
         for name in ("rows", "health", "ladder", "journal", "healthy"):
             self.declare_part(name, getattr(self, name))
+        self._before = Before()
         self.report: dict[str, Any] = {}
 
     @property
@@ -84,6 +87,7 @@ class Guard(Stateful):
     def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
         """Take the source network along to another device or type."""
         self._source._apply(transfer)  # type: ignore[no-untyped-call]
+        self._before = Before()
         super().move(transfer)
 
     def step(self, images: Tensor, reins: Callable[[Tensor], Ward]) -> Tensor:
@@ -100,7 +104,7 @@ class Guard(Stateful):
         self.ladder.let_pass(len(kept))
         try:
             logits = self._serve(ward, kept)
-        except _Unanswerable as overflow:
+        except Unanswerable as overflow:
             places = [row for row in range(len(images)) if row not in refused]
             refused |= {places[i]: "the source network itself gives no finite answer" for i in overflow.rows}
             kept = without(images, refused)
@@ -131,34 +135,35 @@ class Guard(Stateful):
         logits = self._adapt(ward, images)
         self.unlooked += 1
         self.unkept += 1
-        rows = self._rows_to_look_at(len(images), logits.device)
+        rows = self._rows_to_look_at(logits)
         return logits if rows is None else self._look(ward, images, logits, rows)
 
     def _adapt(self, ward: Ward, images: Tensor) -> Tensor:
         """Let the model act; what is not finite is not committed."""
         if self.ladder.holding:
             return self._finite(ward, images, ward.predict(images, "held: the stream shows too few classes"))
-        before = ward.changing()
+        self._before.take(ward)
         try:
             logits = ward.act(images)
         except BaseException:
-            ward.put_back(before)
+            ward.put_back(self._before.state())
             raise
         if ward.is_finite(logits):
             return logits
-        ward.put_back(before)
+        ward.put_back(self._before.state())
         self._note("undo", "logits, loss or parameters were not finite after the step")
         overflow = (~self.source(images).isfinite().all(dim=1)).nonzero()[:, 0].tolist()
         if overflow:
-            raise _Unanswerable(overflow)
+            raise Unanswerable(overflow)
         return self._finite(ward, images, ward.predict(images, "the step was undone: something was not finite"))
 
     def _finite(self, ward: Ward, images: Tensor, logits: Tensor) -> Tensor:
         return logits if all_finite([logits]) else self._climb(ward, images, "the state gives no finite answers")
 
-    def _rows_to_look_at(self, count: int, device: torch.device) -> Tensor | None:
+    def _rows_to_look_at(self, logits: Tensor) -> Tensor | None:
         """Return the rows of this batch to show to the source too: all, some, or None."""
-        if self.looked < _FRESH or self.health.lost > _ALERT or not self.health.shuffled:
+        count, device, surprise = len(logits), logits.device, self.health.surprised_by(logits)
+        if surprise or self.looked < _FRESH or self.health.lost > _ALERT or not self.health.shuffled:
             return torch.arange(count, device=device)
         if self.unlooked < self.settings.every:
             return None
@@ -170,7 +175,7 @@ class Guard(Stateful):
         """Compare with the source and act on it; return the answer."""
         source = self.source(images[rows])
         before = self.health.shuffled
-        signals = self.health.judge(source, logits[rows])
+        signals = self.health.judge(source, logits[rows], lambda: ward.answers_kept(images))
         self.looked = self.looked + len(rows) if before or not signals.shuffled else 0  # look closely at a new stream
         self.report["guard"]["signals"] = asdict(signals) | ward.facts()
         logits = self._mind_the_classes(ward, images, logits, signals)
@@ -195,14 +200,18 @@ class Guard(Stateful):
             return logits
         ward.put_back(self.healthy.state() if self.healthy.exists else None)
         self.health.forgive()
+        if change == "hold" and not self.healthy.exists:
+            self.ladder.stand_back()
+            self.looked = 0
+            return self._answer_with(self.source(images))
         return self._finite(ward, images, ward.predict(images, f"{change}: {_WHY[change]}"))
 
     def _keep_if_finite(self, ward: Ward, images: Tensor, logits: Tensor) -> Tensor:
         """Copy a state that nothing speaks against, as the one to go back to."""
-        state = ward.changing()
-        if not all_finite(state.values()):
+        self._before.take(ward)
+        if not all_finite(self._before.state().values()):
             return self._climb(ward, images, "a memory or a statistic is not finite")
-        self.healthy.keep(state)
+        self.healthy.keep(self._before.state())
         self.unkept = 0
         return logits
 
@@ -214,7 +223,7 @@ class Guard(Stateful):
             if rung == FREEZE:
                 break
             logits = ward.predict(images, f"{rung}: {_WHY[rung]}")
-            if self._passes(source, logits):
+            if all_finite([logits]) and self._passes(source, logits, lambda: ward.answers_kept(images)):
                 break
         if rung != ROLL_BACK:
             self.healthy.drop()
@@ -223,15 +232,15 @@ class Guard(Stateful):
         self._note(rung, f"{why}; {_WHY[rung]}", signals)
         return self._answer_with(source) if rung == FREEZE or logits is None else logits
 
-    def _passes(self, source: Tensor, logits: Tensor) -> bool:
+    def _passes(self, source: Tensor, logits: Tensor, ask: Callable[[], Tensor]) -> bool:
         """Say whether a state does well enough on one batch by itself."""
-        return all_finite([logits]) and Health(self.settings).judge(source, logits).lost <= self.settings.limit / 2
+        return Health(self.settings).judge(source, logits, ask).lost <= self.settings.limit / 2
 
     def _while_frozen(self, ward: Ward, images: Tensor) -> Tensor:
-        """Serve the source; after the wait, try the reset model beside it now and then."""
+        """Serve the source; after the wait, try the reset model beside it, now and then in a stream of few classes."""
         source = self.source(images)
         self.unlooked += 1
-        if self.ladder.waiting > 0 or self.unlooked < self.settings.every:
+        if self.ladder.waiting > 0 or (self.unlooked < self.settings.every and not self.health.shuffled):
             self.health.watch(source)
         else:
             self.unlooked = 0
@@ -241,19 +250,21 @@ class Guard(Stateful):
 
     def _try(self, ward: Ward, images: Tensor, source: Tensor) -> None:
         """Judge the reset model beside the source; it has to do well for a while, in a stream it can learn from."""
-        signals = self.health.judge(source, ward.predict(images, "trial"))
-        self.looked += len(images)
-        if not signals.lost <= self.settings.limit / 2:
+        signals = self.health.judge(source, ward.predict(images, "trial"), lambda: ward.answers_kept(images))
+        self.looked = self.looked + len(images) if signals.shuffled else 0
+        self.owed = self.owed + len(images) * signals.regret if signals.shuffled else 0.0
+        passed = self.looked >= _TRIAL and self.owed <= 0
+        if passed:
+            self._thaw(signals)
+        elif self.looked >= _TRIAL or not signals.lost <= self.settings.limit / 2:
             self.ladder.freeze()
             self.health.restart()
-            self.looked = 0
-        elif self.looked >= _FRESH and signals.shuffled:
-            self._thaw(signals)
+            self.looked, self.owed = 0, 0.0
 
     def _thaw(self, signals: Signals) -> None:
         self.ladder.thaw()
         self.health.restart()
-        self.looked = self.unkept = 0
+        self.looked, self.unkept, self.owed = 0, 0, 0.0
         self._note("thaw", "adaptation passed its trial and may go on from the source", signals)
 
     def _answer_with(self, source: Tensor) -> Tensor:
@@ -273,7 +284,7 @@ class Guard(Stateful):
         """Put the answers in their places; rows without one get zeros (every class alike) and an entry."""
         answer = spread(logits, refused, count)
         bad = dict(refused)
-        if not all_finite([answer]):
+        if self.report["guard"]["answered_by"] == "source" and not all_finite([answer]):
             broken = (~answer.isfinite().all(dim=1)).nonzero()[:, 0].tolist()
             bad |= dict.fromkeys(broken, "the source network itself gives no finite answer")
             answer = rows_or_zeros(answer)
@@ -284,11 +295,3 @@ class Guard(Stateful):
         if len(bad) == count:
             self.report |= {"updated": False, "reason": "every row was set aside"}
         return answer
-
-
-class _Unanswerable(Exception):  # noqa: N818 - a message between two methods, never seen outside
-    """Rows for which even the source network has no finite answer."""
-
-    def __init__(self, rows: list[int]) -> None:
-        super().__init__(rows)
-        self.rows = rows

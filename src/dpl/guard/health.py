@@ -17,22 +17,23 @@ A source that a strong shift has broken also answers with few classes, in a stre
 the answers is the cure. Both look alike to the source. They differ in the adapted answers: *distinct* ones are about
 as decided as the source's (the margin between first and second answer, in units of the row's own spread, so that no
 scale matters) and fall into groups (share of the logits' variance that the answers explain). Distinct answers
-that show about all classes, as the rows of a balanced stream would, are believed: the stream is not poor.
+that show about all classes, as the rows of a balanced stream would, are put to a last test: if they also survive in
+other company (dpl.guard.company), they are believed, and the stream is not poor.
 
 What exceeds the allowance is summed over rows and never falls below zero (CUSUM): `lost` is an estimate of how many
 answers adaptation cost since it last did well. One batch of eight rows can say little; many can.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dpl.guard.measures import beliefs, both, confidences, explained, margins
 from dpl.guard.settings import GuardSettings
 from dpl.methods.state import Stateful
-from dpl.objectives.precision import at_least_float32
 
 __all__ = ["Health", "Signals"]
 
@@ -41,6 +42,7 @@ _RECENT = 32  # the most frequent class
 _SCALE = 64  # the scale of the logits (rows on which both models agree)
 _LONG = 8  # times `memory`: how often neighbours agree by chance
 _STRUCTURE = 256  # whether the adapted answers are distinct
+_COMPANY = 128  # whether they survive in other company
 
 _PRIOR = 32  # rows of doubt about the balance of classes
 _DEAD_ZONE = 0.05  # nats of entropy that differ by chance
@@ -51,6 +53,9 @@ _RICHER = 1.2
 _COMPLETE = 0.97  # of the classes that as many rows of a balanced stream show
 _DECIDED = 0.9  # margin against the source's
 _GROUPED = 0.45  # share of variance explained; answers to a single class, spread at random, explain 0.4
+_TORN, _WHOLE = 0.6, 0.76  # share of answers that survive in other company: artefacts of a batch, recovered answers
+_DOUBT = 32  # rows of doubt about that share, to the good
+_ODD = 1.0  # about four standard deviations of one row's confidence
 _EPS = 1e-12
 
 
@@ -77,30 +82,35 @@ class Health(Stateful):
     recent: Tensor | None  # [2, C] the same over a few rows
     usual: Tensor | None  # [C] the source's answers over a long time
     latest: Tensor | None  # the source's answer for the row looked at last
-    sums: Tensor  # lost; logit variance of source, of adapted; neighbours that agree, pairs of neighbours
+    lost: float  # answers lost, beyond the allowance
+    ours: float  # logit variance of the source where both agree
+    theirs: float  # of the adapted model
+    alike: float  # neighbours that got the same answer from the source
+    pairs: float  # neighbours
+    sure: float  # mean confidence of the adapted model, over the rows of all batches
+    peak: float  # mean probability of a batch's most likely class
+    rows: float  # those rows
     structure: Tensor  # margins of source, of adapted; variance explained by the adapted answers, of how much
+    company: Tensor  # answers that survived in other company, of how many
 
     def __init__(self, settings: GuardSettings) -> None:
         super().__init__()
         self.settings = settings
         self.declare(balance=None, recent=None, usual=None, latest=None)
-        self.declare(sums=torch.zeros(5, dtype=torch.float64), structure=torch.zeros(4, dtype=torch.float64))
+        self.declare(lost=0.0, ours=0.0, theirs=0.0, alike=0.0, pairs=0.0, sure=0.0, peak=0.0, rows=0.0)
+        self.declare(structure=torch.zeros(4, dtype=torch.float64), company=torch.zeros(2, dtype=torch.float64))
         self._seen: _Balance | None = None  # read off the declared values, until they change
-
-    @property
-    def lost(self) -> float:
-        """Answers lost, beyond the allowance."""
-        return float(self.sums[0])
 
     def restart(self) -> None:
         """Forget everything about the adapted model; what is known of the stream stays."""
         self.balance = self.recent = self._seen = None
-        self.sums[:3] = 0.0
+        self.lost = self.ours = self.theirs = self.sure = self.peak = self.rows = 0.0
         self.structure.zero_()
+        self.company.zero_()
 
     def forgive(self) -> None:
         """Forget the loss alone: the model was put back, the stream is the same."""
-        self.sums[0] = 0.0
+        self.lost = 0.0
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything to a copy of `state`."""
@@ -110,33 +120,43 @@ class Health(Stateful):
     def move(self, transfer: object) -> None:
         """Stay on the host: everything is read there."""
 
-    def judge(self, source: Tensor, adapted: Tensor) -> Signals:
-        """Compare the logits of both models for the same rows [n, C] and remember the result."""
-        source, adapted = at_least_float32(source.detach()), at_least_float32(adapted.detach())
-        own, other = source.argmax(dim=1), adapted.argmax(dim=1)
-        scale = self._follow_scale(source, adapted, own == other)
-        facts = torch.stack(
-            [
-                _belief(source, own, other) - _belief(adapted * scale, other, own),
-                (own != other).to(source.dtype),
-                _confidence(adapted) - _confidence(source),
-                _margin(source),
-                _margin(adapted),
-            ]
-        )
-        regret, disagreement, confidence, *margins = facts.double().mean(dim=1).tolist()
-        fresh = torch.tensor([*(m * len(own) for m in margins), *_explained(adapted, other)], dtype=torch.float64)
-        self.structure = self.structure * _decay(_STRUCTURE, len(own)) + fresh
-        self._count(torch.stack([own, other]).cpu(), source.shape[1])
-        return self._conclude(len(own), regret, disagreement, confidence)
+    def judge(self, source: Tensor, adapted: Tensor, ask: Callable[[], Tensor] | None = None) -> Signals:
+        """Compare the logits of both models for the same rows [n, C] and remember the result.
 
-    def _follow_scale(self, source: Tensor, adapted: Tensor, agree: Tensor) -> float:
+        `ask` tells which of the adapted answers survive in other company; it is called where that decides.
+        """
+        logits = both(source, adapted)
+        answers, spread = logits.argmax(dim=2), logits.var(dim=2, correction=0)
+        agree, rows = answers[0] == answers[1], logits.shape[1]
+        scaled = logits * torch.tensor([1.0, self._follow_scale(spread, agree)], dtype=logits.dtype)[:, None, None]
+        facts = torch.cat([beliefs(scaled, answers), confidences(logits), margins(logits, spread), ~agree[None]])
+        ours, theirs, sure, surer, *distances, disagreement = facts.double().mean(dim=1).tolist()
+        fresh = [*(rows * distance for distance in distances), *explained(logits[1], answers[1])]
+        self.structure = self.structure * _decay(_STRUCTURE, rows) + torch.tensor(fresh, dtype=torch.float64)
+        self._count(answers, logits.shape[2])
+        self._mind_the_company(rows, ask)
+        return self._conclude(rows, ours - self._trust() * theirs, disagreement, surer - sure)
+
+    def _follow_scale(self, spread: Tensor, agree: Tensor) -> float:
         """Return what brings the adapted logits to the source's scale, measured where both agree."""
-        spread = torch.stack([source.var(dim=1, correction=0), adapted.var(dim=1, correction=0)]).double()
-        *fresh, rows = torch.cat([(spread * agree).sum(dim=1), agree.sum().double()[None]]).tolist()
-        self.sums[1:3] = self.sums[1:3] * _decay(_SCALE, rows) + torch.tensor(fresh, dtype=torch.float64)
-        ours, theirs = self.sums[1:3].tolist()
-        return math.sqrt(ours / theirs) if ours > 0 and theirs > 0 else 1.0
+        ours, theirs, rows = torch.cat([spread * agree, agree[None]]).double().sum(dim=1).tolist()
+        decay = _decay(_SCALE, rows)
+        self.ours, self.theirs = self.ours * decay + ours, self.theirs * decay + theirs
+        return math.sqrt(self.ours / self.theirs) if self.ours > 0 and self.theirs > 0 else 1.0
+
+    def surprised_by(self, adapted: Tensor) -> bool:
+        """Say whether the adapted logits of a batch are unlike those before in confidence or in the most likely class.
+
+        It costs nothing but the logits, and tells when to look closely. What was seen is remembered.
+        """
+        rows, p = len(adapted), adapted.detach().softmax(dim=1)
+        sure, peak = torch.stack([p.amax(dim=1).mean(), p.mean(dim=0).amax()]).tolist()
+        differs = max(abs(sure - self.sure), abs(peak - self.peak))
+        odd = self.rows > 0 and differs > _ODD / math.sqrt(rows) + _DEAD_ZONE
+        self.rows = self.rows * _decay(_STRUCTURE, rows) + rows
+        self.sure += (sure - self.sure) * rows / self.rows
+        self.peak += (peak - self.peak) * rows / self.rows
+        return odd
 
     def watch(self, source: Tensor) -> None:
         """Learn about the stream alone, from the source's logits for consecutive rows."""
@@ -156,15 +176,16 @@ class Health(Stateful):
         self.usual = _add(self.usual, counts, _decay(_LONG * memory, rows))
         joined = answers if self.latest is None else torch.cat([self.latest, answers])
         self.latest = answers[-1:].clone()
-        same = torch.tensor([int((joined[1:] == joined[:-1]).sum()), len(joined) - 1], dtype=torch.float64)
-        self.sums[3:] = self.sums[3:] * _decay(memory, rows) + same
+        decay = _decay(memory, rows)
+        self.alike = self.alike * decay + int((joined[1:] == joined[:-1]).sum())
+        self.pairs = self.pairs * decay + len(joined) - 1
 
     def _conclude(self, rows: int, regret: float, disagreement: float, confidence: float) -> Signals:
         seen = self._assess()
         if seen.narrowing > 0:
             regret = max(regret, 0.0) + seen.narrowing
-        regret += max(0.0, seen.gain) * (-_CREDIT if seen.shuffled else _DEBIT)
-        self.sums[0] = max(0.0, self.lost + rows * (regret - self.settings.allowance))
+        regret += max(0.0, seen.gain) * (_DEBIT - (_CREDIT + _DEBIT) * self._trust() if seen.shuffled else _DEBIT)
+        self.lost = max(0.0, self.lost + rows * (regret - self.settings.allowance))
         return Signals(
             rows=rows,
             lost=self.lost,
@@ -178,6 +199,20 @@ class Health(Stateful):
             distinct=seen.distinct,
         )
 
+    def _mind_the_company(self, rows: int, ask: Callable[[], Tensor] | None) -> None:
+        """Put answers that are wider than the source's to the test, as long as little is known of it."""
+        self.company *= _decay(_COMPANY, rows)
+        if ask is not None and self.enriched and self.company[1] < 0.75 * _COMPANY:
+            kept = ask()
+            self.company += torch.tensor([int(kept.sum()), len(kept)], dtype=torch.float64)
+            self._seen = None
+
+    def _trust(self) -> float:
+        """Return how far the adapted answers are the rows' own: 0 for artefacts of the batch, 1 as far as is known."""
+        kept, rows = self.company.tolist()
+        share: float = (kept + _DOUBT * _WHOLE) / (rows + _DOUBT)
+        return min(1.0, max(0.0, (share - _TORN) / (_WHOLE - _TORN)))
+
     def _assess(self) -> "_Balance":
         """Return the balance of classes."""
         self._seen = self._seen or self._read_balance()
@@ -188,15 +223,15 @@ class Health(Stateful):
             return _Balance([0.0, 0.0], 0.0, 0.0, False, False, False)
         shares = self.balance / self.balance.sum(dim=1, keepdim=True)
         entropies = (-(shares * (shares + _EPS).log()).sum(dim=1)).tolist()
-        rows, pairs = float(self.balance[0].sum()), float(self.sums[4])
+        rows = float(self.balance[0].sum())
         gain = (entropies[1] - entropies[0]) * rows / (rows + _PRIOR)
         few = self.settings.min_classes * min(rows, self.balance.shape[1])
         by_chance = float((self.usual / self.usual.sum()).square().sum())
-        excess = (float(self.sums[3]) / max(pairs, 1.0) - by_chance) * min(1.0, pairs / _PRIOR)
+        excess = (self.alike / max(self.pairs, 1.0) - by_chance) * min(1.0, self.pairs / _PRIOR)
         own, adapted = (math.exp(h) for h in entropies)
         distinct = self._distinct()
         complete = adapted >= _COMPLETE / (1 / self.balance.shape[1] + 1 / rows)  # as many as uniform draws show
-        poor = own < few and not (distinct and complete)
+        poor = own < few and not (distinct and complete and self._trust() > 0.5)
         shuffled = excess < _SORTED and not poor
         same_class = int(self.recent[0].argmax()) == int(self.recent[1].argmax())
         narrowing = max(0.0, -gain - _DEAD_ZONE) if shuffled or not same_class else 0.0
@@ -240,31 +275,3 @@ def _decay(memory: float, rows: float) -> float:
 
 def _add(before: Tensor | None, fresh: Tensor, decay: float) -> Tensor:
     return fresh if before is None else before * decay + fresh
-
-
-def _belief(logits: Tensor, answer: Tensor, rival: Tensor) -> Tensor:
-    """Return how much more probable each row's answer is than the rival's [n]."""
-    p = logits.softmax(dim=1)
-    return (p.gather(1, answer[:, None]) - p.gather(1, rival[:, None]))[:, 0]
-
-
-def _confidence(logits: Tensor) -> Tensor:
-    return logits.softmax(dim=1).amax(dim=1)
-
-
-def _margin(logits: Tensor) -> Tensor:
-    """Return the distance between each row's first and second answer, in units of the row's spread [n]."""
-    first, second = logits.topk(min(2, logits.shape[1]), dim=1).values[:, [0, -1]].unbind(dim=1)
-    return (first - second) / logits.std(dim=1, correction=0).clamp(min=_EPS)
-
-
-def _explained(logits: Tensor, answers: Tensor) -> list[float]:
-    """Return how much of the logits' variance the answers explain beyond chance, and of how much at most."""
-    names, group = answers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    rows, groups = len(answers), len(names)
-    centred = logits - logits.mean(dim=0)
-    sums = centred.new_zeros(groups, logits.shape[1]).index_add_(0, group, centred)
-    sizes = torch.bincount(group, minlength=groups)
-    between = (sums.square().sum(dim=1) / sizes).sum()
-    share = float(between / centred.square().sum().clamp(min=_EPS))
-    return [share * (rows - 1) - (groups - 1), float(rows - groups)]

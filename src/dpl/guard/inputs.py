@@ -15,7 +15,7 @@ from torch import Tensor
 from dpl.guard.settings import GuardSettings
 from dpl.methods.state import Stateful
 
-__all__ = ["Examined", "RowCheck", "rows_or_zeros", "spread", "without"]
+__all__ = ["Examined", "RowCheck", "Unanswerable", "rows_or_zeros", "spread", "without"]
 
 _ABSURD = 1e6  # no image has such values, whatever the first batch looked like
 
@@ -39,6 +39,8 @@ class RowCheck(Stateful):
 
     def examine(self, images: Tensor) -> Examined:
         """Judge every row; change nothing."""
+        if self.usual is not None and self._within(*torch.stack(torch.aminmax(images.detach())).tolist()):
+            return Examined({}, float(self.usual))
         smallest, largest = torch.aminmax(images.detach().flatten(1), dim=1)
         peak = torch.maximum(-smallest, largest)  # NaN stays NaN, and no comparison accepts it
         usual = _median(peak[peak <= _ABSURD]) if self.usual is None else float(self.usual)
@@ -53,12 +55,27 @@ class RowCheck(Stateful):
         reasons = {row: _reason(low, high, limit) for row, (low, high) in zip(bad, bounds, strict=True)}
         return Examined(reasons, max(usual, _median(peak[accepted])))
 
+    def _within(self, smallest: float, largest: float) -> bool:
+        """Say whether nothing in a batch exceeds the usual peak, so that no row need be looked at by itself."""
+        low, high = self.settings.low, self.settings.high
+        inside = (low is None or smallest >= low) and (high is None or largest <= high)
+        return self.usual is not None and max(-smallest, largest) <= float(self.usual) and inside
+
     def learn(self, examined: Examined) -> None:
         """Remember the usual peak, once the accepted rows have entered."""
-        self.usual = torch.tensor(examined.usual, dtype=torch.float64)
+        if self.usual is None or examined.usual > float(self.usual):
+            self.usual = torch.tensor(examined.usual, dtype=torch.float64)
 
     def move(self, transfer: object) -> None:
         """Stay on the host."""
+
+
+class Unanswerable(Exception):  # noqa: N818 - a message between two methods of the guard, never seen outside
+    """Rows for which even the source network has no finite answer."""
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(rows)
+        self.rows = rows
 
 
 def without(images: Tensor, refused: Mapping[int, str]) -> Tensor:

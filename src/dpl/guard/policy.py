@@ -56,6 +56,10 @@ class Ladder(Stateful):
         self.waiting = self.settings.wait * 2 ** min(self.freezes, _MOST_DOUBLINGS)
         self.freezes += 1
 
+    def stand_back(self) -> None:
+        """Let the source answer without an alarm; the model may be tried at once."""
+        self.frozen, self.holding, self.poor, self.waiting = 1, 0, 0, 0
+
     def thaw(self) -> None:
         """Let the model answer and learn again; the next failure freezes it again."""
         self.frozen, self.calm, self.rung = 0, 0, 2

@@ -2,19 +2,23 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import is_not
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from dpl.guard.company import answers_kept
 from dpl.methods.base import Method
 from dpl.methods.state import Stateful
 from dpl.surgery import Network
 
-__all__ = ["KeptState", "Ward", "all_finite", "relative_change", "stays_on_host"]
+__all__ = ["Before", "KeptState", "Ward", "all_finite", "relative_change", "stays_on_host"]
 
 State = dict[str, Tensor]
+_Slot = tuple[str, Mapping[str, Tensor | None], str]  # name in the state_dict, dictionary of the layer, key there
 
 
 @dataclass(frozen=True)
@@ -32,16 +36,35 @@ class Ward:
         self.method.facts = {"updated": False, "reason": reason}
         return self.method.predict(images).detach()
 
-    def changing(self) -> State:
-        """Return a copy of everything that a step can change; weights that do not train are left out."""
-        state = {f"model.{name}": value.detach().clone() for name, value in self._live()}
-        state |= {f"method.{key}": value for key, value in self.method.state().items()}
-        for name, optimizer in self.method.optimizers.items():
-            state |= {f"{name}.{key}": value for key, value in optimizer.state().items()}
+    def answers_kept(self, images: Tensor) -> Tensor:
+        """Return which of the present state's answers to a batch survive in other company [n]."""
+        return answers_kept(self.method.predict, images)
+
+    def tensors(self) -> list[Tensor]:
+        """Return what a step can change in network and optimizers; weights that do not train are left out."""
+        trained, kept = self._slots()
+        values = [value for _, held, key in trained if (value := held[key]) is not None and value.requires_grad]
+        values += [value for _, held, key in kept if (value := held[key]) is not None]
+        for optimizer in self.method.optimizers.values():
+            values += optimizer.tensors()
+        return values
+
+    def names(self) -> list[str]:
+        """Return the names of `tensors`, in their order, as in a whole state."""
+        trained, kept = self._slots()
+        names = [f"model.{n}" for n, held, key in trained if (value := held[key]) is not None and value.requires_grad]
+        names += [f"model.{name}" for name, held, key in kept if held[key] is not None]
+        for owner, optimizer in self.method.optimizers.items():
+            names += [f"{owner}.{name}" for name in optimizer.names()]
+        return names
+
+    def rest(self) -> State:
+        """Return a copy of what else a step can change: the method's memory and its random numbers."""
+        state = {f"method.{key}": value for key, value in self.method.state().items()}
         return state | {"generator": self.method.random.generator.get_state()}
 
     def put_back(self, state: Mapping[str, Tensor] | None) -> None:
-        """Return to a copy made by `changing`, or with None to the origin."""
+        """Return to a copy of everything that a step can change, or with None to the origin."""
         if state is None:
             self.restore(self.origin)
         else:
@@ -55,44 +78,44 @@ class Ward:
 
     def drift(self) -> float:
         """Return how far the trained parameters of the network moved from the source, relative to their size."""
-        pairs = [(value, self.origin[f"model.{name}"]) for name, value in self._live() if value.requires_grad]
-        return relative_change(pairs)
+        found = ((name, held[key]) for name, held, key in self._slots()[0])
+        return relative_change(
+            [(v, self.origin[f"model.{name}"]) for name, v in found if v is not None and v.requires_grad]
+        )
 
     def facts(self) -> dict[str, float | None]:
         """Return what the look shows besides the answers: drift, and the share of rows that the method learns from."""
         share = self.method.facts.get("selected", self.method.facts.get("confident"))
         return {"drift": self.drift(), "selected": None if share is None else float(share)}
 
-    def _live(self) -> Iterable[tuple[str, Tensor]]:
-        """Yield what a step can change in the network, by the names of its `state_dict`."""
-        for prefix, module in _carriers(self.method, self.network.module):
-            for name, parameter in module._parameters.items():
-                if parameter is not None and parameter.requires_grad:
-                    yield prefix + name, parameter
-            for name, buffer in module._buffers.items():
-                if buffer is not None and name not in module._non_persistent_buffers_set:
-                    yield prefix + name, buffer
+    def _slots(self) -> tuple[list[_Slot], list[_Slot]]:
+        """Return where the network holds its parameters and its saved buffers; walking it costs a tenth of a step."""
+        if self.method not in _known:
+            layers = [(f"{n}." if n else "", m) for n, m in self.network.module.named_modules(remove_duplicate=False)]
+            parameters = [(at + key, layer._parameters, key) for at, layer in layers for key in layer._parameters]
+            buffers = [(at + key, layer._buffers, key) for at, layer in layers for key in _saved(layer)]
+            _known[self.method] = parameters, buffers
+        return _known[self.method]
 
 
-_known: "WeakKeyDictionary[Method[Any], list[tuple[str, nn.Module]]]" = WeakKeyDictionary()
+_known: "WeakKeyDictionary[Method[Any], tuple[list[_Slot], list[_Slot]]]" = WeakKeyDictionary()
 
 
-def _carriers(method: Method[Any], network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the layers that hold tensors, found once for each method: walking a network costs a tenth of a step."""
-    if method not in _known:
-        named = network.named_modules(remove_duplicate=False)
-        _known[method] = [(f"{name}." if name else "", m) for name, m in named if m._parameters or m._buffers]
-    return _known[method]
+def _saved(layer: nn.Module) -> list[str]:
+    return [key for key in layer._buffers if key not in layer._non_persistent_buffers_set]
 
 
 @torch.no_grad()
 def all_finite(values: Iterable[Tensor]) -> bool:
     """Say whether all floating-point tensors are finite; the host waits for the answer once."""
-    floats = [v.detach() for v in values if v.is_floating_point() and v.numel() > 0]
+    floats = [v for v in values if v.is_floating_point() and v.numel() > 0]
     if not floats:
         return True
-    sums = torch.stack([total.float() for total in torch._foreach_norm(floats, 1)])
-    return bool(sums.isfinite().all())
+    wide = reduce(torch.promote_types, {value.dtype for value in floats}, torch.float32)
+    sums = list(torch._foreach_norm(floats, 1, dtype=wide))
+    if len({value.device for value in sums}) > 1:
+        sums = [value.to(sums[0].device) for value in sums]
+    return bool(torch.stack(sums).isfinite().all())
 
 
 @torch.no_grad()
@@ -103,6 +126,31 @@ def relative_change(pairs: list[tuple[Tensor, Tensor]]) -> float:
     new, old = [n.detach() for n, _ in pairs], [o for _, o in pairs]
     moved, size = (torch.stack(torch._foreach_norm(x)).norm() for x in (torch._foreach_sub(new, old), old))
     return float(moved / size.clamp(min=1e-12))
+
+
+class Before:
+    """Copies of a state, in memory that is used again as long as the same tensors are copied."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._copied: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        self._rest: State = {}
+
+    @torch.no_grad()
+    def take(self, ward: Ward) -> None:
+        """Copy everything that a step can change."""
+        values = ward.tensors()
+        if len(values) != len(self._copied) or any(map(is_not, values, self._copied)):
+            self._names, self._copied = ward.names(), values
+            self._copies = [torch.empty_like(value, requires_grad=False) for value in values]
+        if values:
+            torch._foreach_copy_(self._copies, values)
+        self._rest = ward.rest()
+
+    def state(self) -> State:
+        """Return what was copied; it lasts until the next `take`."""
+        return dict(zip(self._names, self._copies, strict=True)) | self._rest
 
 
 class KeptState(Stateful):
@@ -118,8 +166,8 @@ class KeptState(Stateful):
         return bool(self._state)
 
     def keep(self, state: State) -> None:
-        """Keep this state (not copied) instead of the one before."""
-        self._state = state
+        """Keep a copy of this state instead of the one before."""
+        self._state = {key: value.clone() for key, value in state.items()}
 
     def drop(self) -> None:
         """Keep nothing."""

@@ -57,6 +57,17 @@ class NamedOptimizer:
     def _can_be_called_off(self) -> bool:
         return bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
 
+    def tensors(self) -> list[Tensor]:
+        """Return the optimizer's state, not copied."""
+        held = self.optimizer.state
+        values = [value for p in self.parameters.values() for value in held.get(p, {}).values() if value is not None]
+        return [value if isinstance(value, Tensor) else torch.as_tensor(value) for value in values]
+
+    def names(self) -> list[str]:
+        """Return the names of `tensors`, `<parameter>/<entry>`, in their order."""
+        entries = ((name, self.optimizer.state.get(p, {})) for name, p in self.parameters.items())
+        return [f"{name}/{entry}" for name, held in entries for entry, value in held.items() if value is not None]
+
     def state(self) -> dict[str, Tensor]:
         """Return a copy of the optimizer's state as flat tensors, `<parameter>/<entry>`."""
         flat = {}

@@ -1,0 +1,45 @@
+"""What can be read off the logits of two models for the same rows; on the host, where one transfer brings both."""
+
+import torch
+from torch import Tensor
+
+from dpl.objectives.precision import at_least_float32
+
+__all__ = ["beliefs", "both", "confidences", "explained", "margins"]
+
+_EPS = 1e-12
+
+
+def both(source: Tensor, adapted: Tensor) -> Tensor:
+    """Return the logits of both models side by side [2, n, C] on the host."""
+    source, adapted = at_least_float32(source.detach()), at_least_float32(adapted.detach())
+    return torch.stack([source, adapted.to(source)]).cpu()
+
+
+def beliefs(logits: Tensor, answers: Tensor) -> Tensor:
+    """Return how much more probable each model's answer is to it than the other's [2, n]."""
+    of_both = torch.stack([answers, answers.flip(0)], dim=2)
+    own, rival = logits.softmax(dim=2).gather(2, of_both).unbind(dim=2)
+    return own - rival
+
+
+def confidences(logits: Tensor) -> Tensor:
+    """Return the probability of each answer [..., n]."""
+    return logits.softmax(dim=-1).amax(dim=-1)
+
+
+def margins(logits: Tensor, spread: Tensor) -> Tensor:
+    """Return the distance between first and second answer, in units of the row's spread [2, n]."""
+    best = logits.topk(min(2, logits.shape[2]), dim=2).values
+    return (best[..., 0] - best[..., -1]) / spread.clamp(min=_EPS).sqrt()
+
+
+def explained(logits: Tensor, answers: Tensor) -> list[float]:
+    """Return how much of the variance of logits [n, C] the answers explain beyond chance, and of how much at most."""
+    rows, centred = len(answers), logits - logits.mean(dim=0)
+    alike = (answers[:, None] == answers).to(logits.dtype)
+    shares = alike / alike.sum(dim=1)  # each row's share in its group
+    products = centred @ centred.T
+    between, total, groups = torch.stack([(products * shares).sum(), products.trace(), shares.trace()]).tolist()
+    share = between / max(total, _EPS)
+    return [share * (rows - 1) - (groups - 1), rows - groups]

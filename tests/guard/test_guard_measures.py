@@ -1,0 +1,38 @@
+"""What is read off logits, against slow twins."""
+
+import pytest
+import torch
+
+from dpl.guard.measures import beliefs, both, confidences, explained, margins
+
+
+def test_beliefs_confidences_and_margins_are_what_the_words_say() -> None:
+    g = torch.Generator().manual_seed(1)
+    logits = both(torch.randn(5, 7, generator=g), torch.randn(5, 7, generator=g).half())
+    answers = logits.argmax(dim=2)
+    believed, sure, apart = beliefs(logits, answers), confidences(logits), margins(logits, logits.var(2, correction=0))
+    for model in range(2):
+        for row in range(5):
+            z = logits[model, row]
+            p, best = z.softmax(0), z.sort(descending=True).values
+            own, rival = answers[model, row], answers[1 - model, row]
+            assert float(believed[model, row]) == pytest.approx(float(p[own] - p[rival]), abs=1e-6)
+            assert float(sure[model, row]) == pytest.approx(float(p.max()), abs=1e-6)
+            assert float(apart[model, row]) == pytest.approx(float((best[0] - best[1]) / z.std(correction=0)), abs=1e-5)
+
+
+def test_what_answers_explain_is_what_the_words_say() -> None:
+    """A slow twin: variance between the answers' groups over all variance, less what chance explains."""
+    logits = torch.randn(40, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    answers = logits.argmax(dim=1)
+    groups = sorted(set(answers.tolist()))
+    centre = logits.mean(dim=0)
+    between = 0.0
+    for name in groups:
+        rows = [row for row in range(40) if int(answers[row]) == name]
+        between += len(rows) * float((logits[rows].mean(dim=0) - centre).square().sum())
+    share = between / sum(float((row - centre).square().sum()) for row in logits)
+    found, weight = explained(logits, answers)
+    chance = (len(groups) - 1) / 39
+    assert found / weight == pytest.approx((share - chance) / (1 - chance))
+    assert explained(logits[:1], answers[:1]) == [0, 0]
