@@ -24,7 +24,7 @@ from dpl.snapshot import SnapshotStore, read_snapshot, write_snapshot
 from dpl.surgery import Network
 from dpl.surgery.clock import best_seconds
 from dpl.surgery.layout import channels_last, check_layout, fastest_layout
-from dpl.surgery.norm import Running
+from dpl.surgery.norm import Batch, Running
 
 __all__ = ["AdaptiveModel", "Last", "adapt", "load"]
 
@@ -331,8 +331,10 @@ class AdaptiveModel(nn.Module):
             self._fit_budget(images, self.budget)
 
     def _choose_layout(self, images: Tensor) -> None:
-        with self._network.norm.using(Running()):
-            self.layout = fastest_layout(self.model, self._network.differentiate, images)
+        norm = self._network.norm
+        rule = Running() if isinstance(norm.rule, Running) else Batch()  # statistics have a favourite layout too
+        with norm.using(rule):
+            self.layout = fastest_layout(self.model, self._network.differentiate, images, rule)
         if self.layout == "channels_last":
             self._apply(channels_last)
 

@@ -26,8 +26,8 @@ def is_channels_last(model: dpl.AdaptiveModel) -> bool:
 
 @pytest.mark.parametrize(("as_is", "other", "expected"), [(2.0, 1.0, "channels_last"), (1.0, 2.0, "as_is")])
 def test_the_faster_layout_is_taken(monkeypatch, as_is: float, other: float, expected: str) -> None:
-    clock = iter([as_is, other])
-    monkeypatch.setattr(layout, "best_seconds", lambda _run, _device: next(clock))
+    clock = iter([other, as_is] * 3)  # in turns
+    monkeypatch.setattr(layout, "best_seconds", lambda _run, _device, runs: next(clock))
     monkeypatch.setattr(layout, "_known", {})
     monkeypatch.setattr(layout, "_SMALL", 1e8)
     model = dpl.adapt(wide(), "tent")
@@ -36,6 +36,14 @@ def test_the_faster_layout_is_taken(monkeypatch, as_is: float, other: float, exp
     assert model.layout == expected
     assert is_channels_last(model) is (expected == "channels_last")
     dpl.adapt(wide(), "tent")(BATCH)  # the same answer without another look at the clock
+
+
+def test_each_kind_of_normalisation_and_of_training_is_measured_by_itself(monkeypatch) -> None:
+    monkeypatch.setattr(layout, "_known", {})
+    monkeypatch.setattr(layout, "_SMALL", 1e8)
+    for method in ("tent", "norm", "dpl", "source", "pl"):
+        dpl.adapt(wide(), method)(BATCH)
+    assert len(layout._known) == 4  # pl trains what dpl trains
 
 
 def test_it_is_really_measured(monkeypatch) -> None:

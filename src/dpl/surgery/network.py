@@ -13,6 +13,7 @@ from dpl.errors import ModelError
 from dpl.objectives.precision import at_least_float32
 from dpl.surgery.copying import private_copy
 from dpl.surgery.norm import NormControl, Running, install
+from dpl.surgery.rows import install_convolutions
 from dpl.surgery.scope import select
 from dpl.surgery.split import find_classifier, logits_of, watch_classifier
 from dpl.surgery.style import at_layer
@@ -55,6 +56,7 @@ class Network:
     def __init__(self, model: nn.Module, *, classifier: str | None = None, needs_classifier: bool = False) -> None:
         self.module = private_copy(model).eval()
         self.norm: NormControl = install(self.module)
+        install_convolutions(self.module)
         self.classifier_name = self._split(classifier, needs_classifier)
         self.confirmed = classifier is not None or self.classifier_name is None
 

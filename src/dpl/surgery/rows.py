@@ -1,0 +1,185 @@
+"""Convolutions whose backward pass computes only what is needed, on a CPU.
+
+Where a loss selects samples (the confident ones, the reliable ones) and normalisation keeps samples apart, the gradient
+of every other sample is zero in every layer. A convolution's backward pass multiplies those zeros like anything else,
+twice. The convolutions of the private copy leave them out: each looks at the gradient that reaches it, takes the
+samples in which something is not zero, and fills up with zeros. Nothing is assumed about the network or the loss, and
+what is left out adds nothing: the gradients are the same.
+
+Also, where a depthwise kernel is larger than its maps (5 x 5 on 4 x 4), the library's gradient of the weights takes
+five times as long as sums of shifted products.
+
+On a GPU all is left to the library, as a look at the gradient would make the host wait for it.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, pad
+from torch.nn.modules.utils import _pair
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["install_convolutions", "uninstall_convolutions"]
+
+_SMALL = 5e6  # multiplications of a convolution below which a look costs more than it can save
+_PROBES = 64  # values of a sample that are looked at first; mostly they already tell that it is not zero
+_WORTH = 0.9  # share of samples with a gradient above which all are propagated
+_sparse: dict[type[nn.Conv2d], type[nn.Conv2d]] = {}  # one subclass for each kind of layer
+
+
+def install_convolutions(module: nn.Module) -> None:
+    """Let the convolutions below `module` leave out samples without a gradient."""
+    for layer in list(module.modules()):
+        if isinstance(layer, nn.Conv2d):
+            layer.__class__ = _sparse_class(_original_class(layer))
+
+
+def uninstall_convolutions(module: nn.Module) -> None:
+    """Give every convolution its own class back."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.__class__ = _original_class(layer)
+
+
+def _sparse_class(original: type[nn.Conv2d]) -> type[nn.Conv2d]:
+    if original not in _sparse:
+
+        def forward(self: Any, x: Tensor) -> Tensor:
+            if not torch.is_grad_enabled() or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+                return original.forward(self, x)
+            with _OurConvolution():  # whatever the layer does before, to its input or to its weights
+                return original.forward(self, x)
+
+        _sparse[original] = type(original.__name__, (original,), {"forward": forward, "original_class": original})
+    return _sparse[original]
+
+
+def _original_class(layer: nn.Conv2d) -> type[nn.Conv2d]:
+    return getattr(type(layer), "original_class", type(layer))
+
+
+class _OurConvolution(TorchFunctionMode):
+    """Take calls of `conv2d` over."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (_convolve if func is conv2d else func)(*args, **(kwargs or {}))
+
+
+def _convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Convolve with a backward pass of our own, where it may pay."""
+    learns = x.requires_grad or weight.requires_grad
+    if not learns or isinstance(padding, str) or x.ndim != 4 or len(x) < 2:
+        return conv2d(x, weight, bias, stride, padding, dilation, groups)
+    geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
+    places = len(x) * x.shape[2] * x.shape[3] // (geometry[0][0] * geometry[0][1])
+    if places * weight.numel() < _SMALL:
+        return conv2d(x, weight, bias, *geometry)
+    return _Convolution.apply(x, weight, bias, geometry)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution whose backward pass leaves out samples without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Any, ...]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.geometry, ctx.biased = geometry, bias is not None
+        return conv2d(x, weight, bias, *geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        (x, weight), (gradient,) = ctx.saved_tensors, grads
+        rows = _rows_with_gradient(gradient)
+        if rows is not None:
+            x, gradient = _take(x, rows), _take(gradient, rows)
+        to_x, to_weight, to_bias = _gradients(gradient, x, weight, ctx.geometry, ctx.needs_input_grad, ctx.biased)
+        if rows is not None and to_x is not None:
+            to_x = _fill_up(to_x, rows, len(grads[0]))
+        return to_x, to_weight, to_bias, None
+
+
+def _gradients(
+    gradient: Tensor, x: Tensor, weight: Tensor, geometry: tuple[Any, ...], needs: tuple[bool, ...], biased: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    stride, padding, dilation, groups = geometry
+    shifted = needs[1] and groups == weight.shape[0] == x.shape[1] and _kernel_exceeds(gradient, weight, geometry)
+    wanted = [needs[0], needs[1] and not shifted, biased and needs[2]]
+    found = torch.ops.aten.convolution_backward(
+        gradient, x, weight, [len(weight)] if biased else None, stride, padding, dilation, False, [0, 0], groups, wanted
+    )
+    to_x, to_weight, to_bias = (value if asked else None for value, asked in zip(found, wanted, strict=True))
+    return to_x, _by_shifts(gradient, x, weight, padding) if shifted else to_weight, to_bias
+
+
+def _kernel_exceeds(gradient: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> bool:
+    """Say whether a depthwise kernel is larger than its maps, in the layout and for the strides where that is slow."""
+    (down, right), _, dilation, _ = geometry
+    plain = down == right == 1 and tuple(dilation) == (1, 1) and _is_channels_last(gradient)
+    return plain and weight.shape[2] > gradient.shape[2] and weight.shape[3] > gradient.shape[3]
+
+
+def _by_shifts(gradient: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
+    """Return the gradient of depthwise weights: for each place in the kernel, gradient times shifted input, summed."""
+    (_, channels, height, width), (rows, columns) = gradient.shape, weight.shape[2:]
+    (down, right), d = padding, gradient.permute(0, 2, 3, 1)
+    framed = pad(x.permute(0, 2, 3, 1), (0, 0, right, right, down, down))
+    sums = [
+        (d * framed[:, i : i + height, j : j + width]).reshape(-1, channels).sum(dim=0)
+        for i in range(rows)
+        for j in range(columns)
+    ]
+    return torch.stack(sums, dim=1).view_as(weight)
+
+
+def _rows_with_gradient(gradient: Tensor) -> Tensor | None:
+    """Return the indices of the samples whose gradient is not zero, or None if those are nearly all."""
+    values = _by_row(gradient)
+    alive = _not_zero(values[:, :: max(1, values.shape[1] // _PROBES)])
+    if bool(alive.all()):
+        return None
+    doubtful = (~alive).nonzero()[:, 0]
+    alive[doubtful] = _not_zero(values.index_select(0, doubtful))
+    rows = alive.nonzero()[:, 0]
+    if len(rows) > _WORTH * len(alive):
+        return None
+    return rows if len(rows) else doubtful[:1]  # a convolution of no sample at all is refused by some libraries
+
+
+def _not_zero(values: Tensor) -> Tensor:
+    return (values.amax(dim=1) != 0) | (values.amin(dim=1) != 0)
+
+
+def _by_row(maps: Tensor) -> Tensor:
+    """Return maps [B, C, H, W] as [B, n], in the order in which they lie in memory."""
+    return maps.permute(0, 2, 3, 1).flatten(1) if _is_channels_last(maps) else maps.flatten(1)
+
+
+def _take(maps: Tensor, rows: Tensor) -> Tensor:
+    """Return some rows of maps in the same memory layout, which indexing them would copy element by element."""
+    _, channels, height, width = maps.shape
+    taken = _by_row(maps).index_select(0, rows)
+    if _is_channels_last(maps):
+        return taken.view(-1, height, width, channels).permute(0, 3, 1, 2)
+    return taken.view(-1, channels, height, width)
+
+
+def _fill_up(maps: Tensor, rows: Tensor, count: int) -> Tensor:
+    """Return `count` maps: the given ones at `rows`, zeros elsewhere."""
+    layout = torch.channels_last if _is_channels_last(maps) else torch.contiguous_format
+    shape = (count, *maps.shape[1:])
+    full = torch.empty(shape, dtype=maps.dtype, device=maps.device, memory_format=layout).zero_()
+    _by_row(full).index_copy_(0, rows, _by_row(maps))
+    return full
+
+
+def _is_channels_last(maps: Tensor) -> bool:
+    return not maps.is_contiguous() and maps.is_contiguous(memory_format=torch.channels_last)
