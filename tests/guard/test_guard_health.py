@@ -61,7 +61,7 @@ def test_collapse_is_loss_however_sure_it_is() -> None:
 
 def sorted_runs(seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
     """A shuffled beginning, then runs of one class, in which the source errs, unsurely, on a third of the rows."""
-    truth = [labels(32, seed + i) for i in range(20)] + [torch.full((32,), (i // 4) % CLASSES) for i in range(40)]
+    truth = [labels(32, seed + i) for i in range(20)] + [torch.full((32,), i % CLASSES) for i in range(40)]
     erring = torch.arange(32) % 3 == 0
     unsure = torch.where(erring, 0.7, 1.0)[:, None]
     source = [sure_of(torch.where(erring, labels(32, 100 + i), y), 0.9) * unsure for i, y in enumerate(truth)]
@@ -81,6 +81,19 @@ def test_sticking_to_one_class_of_a_sorted_stream_is_collapse() -> None:
     truth, source = sorted_runs()
     health, _ = feed(source, [sure_of(torch.zeros_like(y), 0.99) for y in truth])
     assert health.lost > 8
+
+
+def test_a_class_that_fades_over_many_runs_is_loss() -> None:
+    """Nearly half of four classes goes to a fifth, surely; in each run both models still see the same class most."""
+    truth = [torch.full((16,), (7 * i) % CLASSES) for i in range(120)]
+    fading = (torch.arange(16) % 5 < 2)[:, None]
+    kept, faded = ([sure_of(y, 0.9) for y in truth], [sure_of(torch.where(y > 5, 3, y), 0.95) for y in truth])
+    adapted = [torch.where(fading, f, k) for f, k in zip(faded, kept, strict=True)]
+    source = [sure_of(y, 0.9) * 0.2 for y in truth]
+    _, signals = feed(source, adapted)
+    assert not signals[-1].shuffled
+    assert max(s.lost for s in signals) > 8
+    assert feed(source, kept)[0].lost == 0
 
 
 def test_spreading_the_answers_of_a_sorted_stream_is_loss() -> None:

@@ -10,8 +10,8 @@ Confidence alone deceives: entropy minimisers gain it by forgetting classes. So 
 * In a shuffled stream, fewer classes than in the source's answers to the same rows (*narrowing*, in nats of entropy)
   are lost answers, and while that lasts confidence earns nothing; a better balance earns a little.
 * In a stream sorted by class or poor in classes it is the other way round: cleaning up a run of one class narrows the
-  answers rightly (as long as both models see the same class most), and spreading them is what batch statistics do when
-  they fail; it costs a little.
+  answers rightly (as long as both models see the same class most, and over many runs no class is lost), and spreading
+  them is what batch statistics do when they fail; it costs a little.
 
 A source that a strong shift has broken also answers with few classes, in a stream that has all of them; then spreading
 the answers is the cure. Both look alike to the source. They differ in the adapted answers: *distinct* ones are about
@@ -40,7 +40,7 @@ __all__ = ["Health", "Signals"]
 # Rows over which things are remembered, beside `memory` for the balance of classes.
 _RECENT = 32  # the most frequent class
 _SCALE = 64  # the scale of the logits (rows on which both models agree)
-_LONG = 8  # times `memory`: how often neighbours agree by chance
+_LONG = 8  # times `memory`: how often neighbours agree by chance, and the balance over many runs of a sorted stream
 _STRUCTURE = 256  # whether the adapted answers are distinct
 _COMPANY = 128  # whether they survive in other company
 
@@ -80,6 +80,7 @@ class Health(Stateful):
 
     balance: Tensor | None  # [2, C] answers by class over `memory` rows: source, adapted
     recent: Tensor | None  # [2, C] the same over a few rows
+    long: Tensor | None  # [2, C] the same over a long time
     usual: Tensor | None  # [C] the source's answers over a long time
     latest: Tensor | None  # the source's answer for the row looked at last
     lost: float  # answers lost, beyond the allowance
@@ -96,14 +97,14 @@ class Health(Stateful):
     def __init__(self, settings: GuardSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.declare(balance=None, recent=None, usual=None, latest=None)
+        self.declare(balance=None, recent=None, long=None, usual=None, latest=None)
         self.declare(lost=0.0, ours=0.0, theirs=0.0, alike=0.0, pairs=0.0, sure=0.0, peak=0.0, rows=0.0)
         self.declare(structure=torch.zeros(4, dtype=torch.float64), company=torch.zeros(2, dtype=torch.float64))
         self._seen: _Balance | None = None  # read off the declared values, until they change
 
     def restart(self) -> None:
         """Forget everything about the adapted model; what is known of the stream stays."""
-        self.balance = self.recent = self._seen = None
+        self.balance = self.recent = self.long = self._seen = None
         self.lost = self.ours = self.theirs = self.sure = self.peak = self.rows = 0.0
         self.structure.zero_()
         self.company.zero_()
@@ -167,6 +168,7 @@ class Health(Stateful):
         counts = torch.stack([torch.bincount(each, minlength=classes) for each in answers]).double()
         self.balance = _add(self.balance, counts, _decay(self.settings.memory, answers.shape[1]))
         self.recent = _add(self.recent, counts, _decay(_RECENT, answers.shape[1]))
+        self.long = _add(self.long, counts, _decay(_LONG * self.settings.memory, answers.shape[1]))
         self._follow_stream(answers[0], classes)
 
     def _follow_stream(self, answers: Tensor, classes: int) -> None:
@@ -219,10 +221,9 @@ class Health(Stateful):
         return self._seen
 
     def _read_balance(self) -> "_Balance":
-        if self.balance is None or self.recent is None or self.usual is None:
+        if self.balance is None or self.recent is None or self.long is None or self.usual is None:
             return _Balance([0.0, 0.0], 0.0, 0.0, False, False, False)
-        shares = self.balance / self.balance.sum(dim=1, keepdim=True)
-        entropies = (-(shares * (shares + _EPS).log()).sum(dim=1)).tolist()
+        entropies = _entropies(self.balance)
         rows = float(self.balance[0].sum())
         gain = (entropies[1] - entropies[0]) * rows / (rows + _PRIOR)
         few = self.settings.min_classes * min(rows, self.balance.shape[1])
@@ -234,7 +235,7 @@ class Health(Stateful):
         poor = own < few and not (distinct and complete and self._trust() > 0.5)
         shuffled = excess < _SORTED and not poor
         same_class = int(self.recent[0].argmax()) == int(self.recent[1].argmax())
-        narrowing = max(0.0, -gain - _DEAD_ZONE) if shuffled or not same_class else 0.0
+        narrowing = max(0.0, -gain - _DEAD_ZONE) if shuffled or not same_class else _narrowed(self.long)
         return _Balance([own, adapted], gain, narrowing, shuffled, poor, distinct)
 
     def _distinct(self) -> bool:
@@ -267,6 +268,19 @@ class _Balance:
     shuffled: bool
     poor: bool
     distinct: bool
+
+
+def _entropies(counts: Tensor) -> list[float]:
+    """Return the entropy of each row of counts by class, in nats."""
+    shares = counts / counts.sum(dim=1, keepdim=True)
+    found: list[float] = (-(shares * (shares + _EPS).log()).sum(dim=1)).tolist()
+    return found
+
+
+def _narrowed(long: Tensor) -> float:
+    """Return the nats of entropy lost over a long time, once that showed the source half of the classes."""
+    own, adapted = _entropies(long)
+    return max(0.0, own - adapted - _DEAD_ZONE) if math.exp(own) > long.shape[1] / 2 else 0.0
 
 
 def _decay(memory: float, rows: float) -> float:

@@ -111,7 +111,8 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     floats = [v for v in values if v.is_floating_point() and v.numel() > 0]
     if not floats:
         return True
-    wide = reduce(torch.promote_types, {value.dtype for value in floats}, torch.float32)
+    kinds = {value.dtype for value in floats}  # a sum of half precision would overflow by itself
+    wide = None if kinds == {torch.float32} else reduce(torch.promote_types, kinds, torch.float32)
     sums = list(torch._foreach_norm(floats, 1, dtype=wide))
     if len({value.device for value in sums}) > 1:
         sums = [value.to(sums[0].device) for value in sums]
