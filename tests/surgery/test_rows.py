@@ -41,6 +41,7 @@ def gradients(module: nn.Module, images: Tensor, chosen: list[int]) -> list[Tens
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_SMALL", 0)
+    monkeypatch.setattr(rows, "_DENSE", 0)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -81,8 +82,8 @@ def test_a_gradient_at_a_single_place_is_found() -> None:
     gradient = torch.zeros(4, 6, 9, 9)
     gradient[2, 5, 3, 4] = -1e-30
     gradient[3, 0, 8, 8] = float("nan")
-    assert rows._rows_with_gradient(gradient).tolist() == [2, 3]
-    assert rows._rows_with_gradient(torch.ones(4, 6, 9, 9)) is None
+    assert rows.rows_with_gradient(gradient).tolist() == [2, 3]
+    assert rows.rows_with_gradient(torch.ones(4, 6, 9, 9)) is None
 
 
 def test_second_derivatives() -> None:

@@ -158,7 +158,7 @@ class GradientMethod(Method[G]):
         """Predict, then update, `steps` times."""
         for _ in range(self.settings.steps):
             with torch.enable_grad():
-                out = self.network(images)
+                out = self.network.selecting(images)
                 self.update(self.loss(out), out)
         return self.answer(images, out.logits)
 

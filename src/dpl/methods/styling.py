@@ -58,7 +58,7 @@ class StyleTransfer(Stateful):
     def first_pass(self, images: Tensor) -> Pass:
         """Run the batch, and keep what a second run will need."""
         if self.kind == "off" or (self.kind == "carry_over" and not self._lenders_for(images)):
-            return self.network(images)
+            return self.network.selecting(images)
         return self._watched_pass(images)
 
     def double(self, out: Pass, labels: Tensor) -> tuple[Tensor, Tensor]:

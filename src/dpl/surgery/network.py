@@ -15,6 +15,7 @@ from dpl.surgery.copying import private_copy
 from dpl.surgery.norm import NormControl, Running, install
 from dpl.surgery.rows import install_convolutions
 from dpl.surgery.scope import select
+from dpl.surgery.selecting import Selecting, keeps_samples_apart
 from dpl.surgery.split import find_classifier, logits_of, watch_classifier
 from dpl.surgery.style import at_layer
 
@@ -56,7 +57,7 @@ class Network:
     def __init__(self, model: nn.Module, *, classifier: str | None = None, needs_classifier: bool = False) -> None:
         self.module = private_copy(model).eval()
         self.norm: NormControl = install(self.module)
-        install_convolutions(self.module)
+        self._selecting = Selecting(install_convolutions(self.module))
         self.classifier_name = self._split(classifier, needs_classifier)
         self.confirmed = classifier is not None or self.classifier_name is None
 
@@ -84,6 +85,24 @@ class Network:
         finally:
             handle.remove()
         return Pass(images, logits, inputs[-1] if inputs else None)
+
+    def selecting(self, images: Tensor) -> Pass:
+        """Run the network for a loss that may select samples: what it does not select is not differentiated.
+
+        The outputs are those of a plain call; nothing inside the network may be watched or changed meanwhile.
+        """
+        norm, cpu = self.norm, images.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        learns = torch.is_grad_enabled() and not images.requires_grad  # the images' own gradient needs the whole graph
+        whole = norm.rows is None and norm.groups == 1 and norm.recorded is None and self.starts_anywhere
+        parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
+        if not (cpu and learns and whole and parameters and keeps_samples_apart(norm.rule, self.module)):
+            return self(images)
+
+        def run(batch: Tensor) -> Pass:
+            with norm.using(Running()):
+                return self(batch)
+
+        return self._selecting(run, images, parameters)
 
     @property
     def classifier(self) -> nn.Linear:

@@ -12,6 +12,7 @@ five times as long as sums of shifted products.
 On a GPU all is left to the library, as a look at the gradient would make the host wait for it.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,19 +21,45 @@ from torch.nn.functional import conv2d, pad
 from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["install_convolutions", "uninstall_convolutions"]
+__all__ = ["Convolutions", "fill_up", "install_convolutions", "rows_with_gradient", "take", "uninstall_convolutions"]
 
 _SMALL = 5e6  # multiplications of a convolution below which a look costs more than it can save
+_DENSE = 12  # multiplications for each value read or written above which leaving samples out pays for their copy
 _PROBES = 64  # values of a sample that are looked at first; mostly they already tell that it is not zero
 _WORTH = 0.9  # share of samples with a gradient above which all are propagated
 _sparse: dict[type[nn.Conv2d], type[nn.Conv2d]] = {}  # one subclass for each kind of layer
 
 
-def install_convolutions(module: nn.Module) -> None:
-    """Let the convolutions below `module` leave out samples without a gradient."""
+@dataclass
+class Convolutions:
+    """What the convolutions of one network share."""
+
+    kept: dict[nn.Module, list[tuple[Tensor, int]]] | None = None  # outputs of the pass that is being kept
+    answers: dict[nn.Module, list[Tensor]] | None = None  # the outputs that a repeated pass gets,
+    rows: Tensor | None = None  # of these samples
+    work: list[int] = field(default_factory=lambda: [0, 0])  # multiplications of the kept pass: not kept, kept
+
+    def keep(self, layer: nn.Module, output: Tensor, work: int, learns: bool) -> None:
+        """Keep an output, if a pass is being kept and it belongs to what learns."""
+        if self.kept is not None:
+            self.work[learns] += work
+            if learns:
+                self.kept.setdefault(layer, []).append((output.detach(), output._version))
+
+    def answer(self, layer: nn.Module) -> Tensor | None:
+        """Return the next answer for a layer, if there is one."""
+        waiting = None if self.answers is None else self.answers.get(layer)
+        return take(waiting.pop(0), self.rows) if waiting and self.rows is not None else None
+
+
+def install_convolutions(module: nn.Module) -> Convolutions:
+    """Let the convolutions below `module` leave out samples without a gradient; return what they share."""
+    shared = Convolutions()
     for layer in list(module.modules()):
         if isinstance(layer, nn.Conv2d):
             layer.__class__ = _sparse_class(_original_class(layer))
+            layer.__dict__["convolutions"] = shared
+    return shared
 
 
 def uninstall_convolutions(module: nn.Module) -> None:
@@ -40,6 +67,7 @@ def uninstall_convolutions(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             layer.__class__ = _original_class(layer)
+            layer.__dict__.pop("convolutions", None)
 
 
 def _sparse_class(original: type[nn.Conv2d]) -> type[nn.Conv2d]:
@@ -48,7 +76,7 @@ def _sparse_class(original: type[nn.Conv2d]) -> type[nn.Conv2d]:
         def forward(self: Any, x: Tensor) -> Tensor:
             if not torch.is_grad_enabled() or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
                 return original.forward(self, x)
-            with _OurConvolution():  # whatever the layer does before, to its input or to its weights
+            with _OurConvolution(self):  # whatever the layer does before, to its input or to its weights
                 return original.forward(self, x)
 
         _sparse[original] = type(original.__name__, (original,), {"forward": forward, "original_class": original})
@@ -60,51 +88,77 @@ def _original_class(layer: nn.Conv2d) -> type[nn.Conv2d]:
 
 
 class _OurConvolution(TorchFunctionMode):
-    """Take calls of `conv2d` over."""
+    """Take a layer's calls of `conv2d` over."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer, self.shared = layer, layer.convolutions
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (_convolve if func is conv2d else func)(*args, **(kwargs or {}))
+        return (self.convolve if func is conv2d else func)(*args, **(kwargs or {}))
+
+    def convolve(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        """Convolve with a backward pass of our own, where it may pay."""
+        if isinstance(padding, str) or x.ndim != 4 or len(x) < 2:
+            return conv2d(x, weight, bias, stride, padding, dilation, groups)
+        geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
+        given = self.shared.answer(self.layer)
+        if given is not None:
+            return _Convolution.apply(x, weight, bias, geometry, given)  # type: ignore[no-any-return, no-untyped-call]
+        work, values = _work_and_values(x, weight, geometry)
+        learns = x.requires_grad or weight.requires_grad
+        ours = learns and work >= _SMALL and work >= _DENSE * values
+        output: Tensor = (
+            _Convolution.apply(x, weight, bias, geometry, None)  # type: ignore[no-untyped-call]
+            if ours
+            else conv2d(x, weight, bias, *geometry)
+        )
+        if work >= _SMALL:
+            self.shared.keep(self.layer, output, work, learns)
+        return output
 
 
-def _convolve(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Convolve with a backward pass of our own, where it may pay."""
-    learns = x.requires_grad or weight.requires_grad
-    if not learns or isinstance(padding, str) or x.ndim != 4 or len(x) < 2:
-        return conv2d(x, weight, bias, stride, padding, dilation, groups)
-    geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
+def _work_and_values(x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> tuple[int, int]:
+    """Return the multiplications of a convolution, and the values that it reads and writes."""
     places = len(x) * x.shape[2] * x.shape[3] // (geometry[0][0] * geometry[0][1])
-    if places * weight.numel() < _SMALL:
-        return conv2d(x, weight, bias, *geometry)
-    return _Convolution.apply(x, weight, bias, geometry)  # type: ignore[no-any-return, no-untyped-call]
+    return places * weight.numel(), x.numel() + places * len(weight)
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution whose backward pass leaves out samples without a gradient."""
+    """A convolution (or its output, if that is known) whose backward pass leaves out samples without a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Any, ...]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Any, ...], given: Tensor | None
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
-        ctx.geometry, ctx.biased = geometry, bias is not None
-        return conv2d(x, weight, bias, *geometry)
+        ctx.geometry, ctx.biased, ctx.repeated = geometry, bias is not None, given is not None
+        return conv2d(x, weight, bias, *geometry) if given is None else given
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         (x, weight), (gradient,) = ctx.saved_tensors, grads
-        rows = _rows_with_gradient(gradient)
+        if gradient is None:
+            return None, None, None, None, None
+        count = len(gradient)
+        every = ctx.repeated or torch.is_grad_enabled()  # a repeated pass has no others; a second derivative needs all
+        rows = None if every else rows_with_gradient(gradient)
         if rows is not None:
-            x, gradient = _take(x, rows), _take(gradient, rows)
+            x, gradient = take(x, rows), take(gradient, rows)
         to_x, to_weight, to_bias = _gradients(gradient, x, weight, ctx.geometry, ctx.needs_input_grad, ctx.biased)
         if rows is not None and to_x is not None:
-            to_x = _fill_up(to_x, rows, len(grads[0]))
-        return to_x, to_weight, to_bias, None
+            to_x = fill_up(to_x, rows, count)
+        return to_x, to_weight, to_bias, None, None
 
 
 def _gradients(
@@ -140,7 +194,7 @@ def _by_shifts(gradient: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, 
     return torch.stack(sums, dim=1).view_as(weight)
 
 
-def _rows_with_gradient(gradient: Tensor) -> Tensor | None:
+def rows_with_gradient(gradient: Tensor) -> Tensor | None:
     """Return the indices of the samples whose gradient is not zero, or None if those are nearly all."""
     values = _by_row(gradient)
     alive = _not_zero(values[:, :: max(1, values.shape[1] // _PROBES)])
@@ -163,22 +217,23 @@ def _by_row(maps: Tensor) -> Tensor:
     return maps.permute(0, 2, 3, 1).flatten(1) if _is_channels_last(maps) else maps.flatten(1)
 
 
-def _take(maps: Tensor, rows: Tensor) -> Tensor:
+def take(maps: Tensor, rows: Tensor) -> Tensor:
     """Return some rows of maps in the same memory layout, which indexing them would copy element by element."""
-    _, channels, height, width = maps.shape
-    taken = _by_row(maps).index_select(0, rows)
-    if _is_channels_last(maps):
-        return taken.view(-1, height, width, channels).permute(0, 3, 1, 2)
-    return taken.view(-1, channels, height, width)
+    taken = _empty_like(maps, len(rows))
+    torch.index_select(_by_row(maps), 0, rows, out=_by_row(taken))
+    return taken
 
 
-def _fill_up(maps: Tensor, rows: Tensor, count: int) -> Tensor:
+def fill_up(maps: Tensor, rows: Tensor, count: int) -> Tensor:
     """Return `count` maps: the given ones at `rows`, zeros elsewhere."""
-    layout = torch.channels_last if _is_channels_last(maps) else torch.contiguous_format
-    shape = (count, *maps.shape[1:])
-    full = torch.empty(shape, dtype=maps.dtype, device=maps.device, memory_format=layout).zero_()
+    full = _empty_like(maps, count).zero_()
     _by_row(full).index_copy_(0, rows, _by_row(maps))
     return full
+
+
+def _empty_like(maps: Tensor, count: int) -> Tensor:
+    layout = torch.channels_last if _is_channels_last(maps) else torch.contiguous_format
+    return torch.empty((count, *maps.shape[1:]), dtype=maps.dtype, device=maps.device, memory_format=layout)
 
 
 def _is_channels_last(maps: Tensor) -> bool:

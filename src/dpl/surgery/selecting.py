@@ -1,0 +1,124 @@
+"""A forward pass for a loss that may select samples: only those it selects are differentiated.
+
+Which samples a loss learns from is known after the forward pass. Where those are few, the pass is repeated for them
+alone when the gradient arrives, and costs next to nothing: its convolutions answer with what they gave the first time.
+What is differentiated then is a batch of the selected samples, in every layer, and the graph of the first pass is let
+go before. Where nearly all samples are selected, the first pass is differentiated as always. Gradients are the same
+within rounding.
+
+This needs a network that treats each sample by itself; whether it does is tried once for each shape of images. With
+statistics of the batch it does not, and nothing of this is done.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dpl.surgery.norm import Chosen, Rule, Running, has_statistics
+from dpl.surgery.rows import Convolutions
+
+if TYPE_CHECKING:
+    from dpl.surgery.network import Pass
+
+__all__ = ["Selecting", "keeps_samples_apart"]
+
+_WORTH = 0.85  # share of samples with a gradient above which the first pass is differentiated
+_FROZEN = 0.2  # share of the work before the first layer that learns, above which a repetition would cost too much
+Run = Callable[[Tensor], "Pass"]
+
+
+def keeps_samples_apart(rule: Rule, module: nn.Module) -> bool:
+    """Say whether this rule normalises each sample without looking at the others."""
+    return isinstance(rule, Running) or (isinstance(rule, Chosen) and rule.share == 0) or not has_statistics(module)
+
+
+class Selecting:
+    """Passes of one network of which only selected samples are differentiated."""
+
+    def __init__(self, convolutions: Convolutions) -> None:
+        self._convolutions = convolutions
+        self._apart: dict[torch.Size, bool] = {}  # whether samples of this shape are treated each by itself
+
+    def __call__(self, run: Run, images: Tensor, parameters: list[Tensor]) -> "Pass":
+        """Run the network; the gradient of its outputs reaches `parameters` through what the loss selects."""
+        shared = self._convolutions
+        shared.kept, shared.work = {}, [0, 0]
+        try:
+            out, kept = run(images), shared.kept
+        finally:
+            shared.kept = None
+        late = shared.work[0] > _FROZEN * sum(shared.work)
+        if not kept or late or not out.logits.requires_grad or not self._treats_samples_apart(run, images):
+            return out
+        features = None if out.features is None else out.features.detach()
+        record = _Record(out, kept, run, shared)
+        logits, features = _Selected.apply(record, out.logits.detach(), features, *parameters)  # type: ignore[no-untyped-call]
+        return type(out)(images, logits, features)
+
+    def _treats_samples_apart(self, run: Run, images: Tensor) -> bool:
+        shape = images.shape[1:]
+        if shape not in self._apart:
+            with torch.no_grad():
+                three = torch.cat([images[:1], images[:1].flip(-1), images[:1] / 2])
+                together, alone = run(three).logits[[2, 0]], run(three[[2, 0]]).logits
+            self._apart[shape] = torch.allclose(together, alone, rtol=1e-3, atol=1e-4)
+        return self._apart[shape]
+
+
+@dataclass
+class _Record:
+    """A pass that was run, and what is needed to run it again for some of its samples."""
+
+    first: "Pass | None"  # with its graph, until that has been used or was not wanted
+    kept: dict[nn.Module, list[tuple[Tensor, int]]]
+    run: Run
+    shared: Convolutions
+
+    def __post_init__(self) -> None:
+        self.images = self.first.images if self.first is not None else torch.empty(0)
+
+    def give(self, rows: Tensor, all_wanted: bool) -> "Pass":
+        """Return the pass for some samples: the first one if all are wanted and it is still there, or a new one."""
+        first, self.first = self.first, None
+        if first is not None and all_wanted:
+            return first
+        del first  # its graph's memory is free for the new one
+        untouched = all(given._version == version for outputs in self.kept.values() for given, version in outputs)
+        if untouched:  # by something that works in place
+            self.shared.answers = {layer: [given for given, _ in outputs] for layer, outputs in self.kept.items()}
+            self.shared.rows = rows
+        try:
+            return self.run(self.images[rows])
+        finally:
+            self.shared.answers = self.shared.rows = None
+
+
+class _Selected(torch.autograd.Function):
+    """The outputs of a pass; their gradient goes through those samples that have one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, record: _Record, logits: Tensor, features: Tensor | None, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.set_materialize_grads(False)
+        ctx.record, ctx.parameters = record, parameters
+        return logits.clone(), None if features is None else features.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        alive = [(gradient.flatten(1) != 0).any(dim=1) for gradient in grads if gradient is not None]
+        rows = torch.stack(alive).any(dim=0).nonzero()[:, 0] if alive else torch.empty(0)
+        if not len(rows):
+            return None, None, None, *(None for _ in ctx.parameters)
+        again = torch.is_grad_enabled()  # a second derivative is wanted
+        if again or len(rows) > _WORTH * len(alive[0]):
+            rows = torch.arange(len(alive[0]))
+        with torch.enable_grad():
+            out = ctx.record.give(rows, len(rows) == len(alive[0]))
+        pairs = [(o, g[rows]) for o, g in zip((out.logits, out.features), grads, strict=True) if g is not None]
+        outputs, directions = zip(*pairs, strict=True)
+        found = torch.autograd.grad(outputs, ctx.parameters, directions, allow_unused=True, create_graph=again)
+        return None, None, None, *found

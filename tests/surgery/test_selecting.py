@@ -1,0 +1,166 @@
+"""A pass of which only the selected samples are differentiated: the same gradients, in a smaller graph."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dpl
+from dpl.surgery import Network, rows
+from dpl.surgery.norm import Batch, Chosen
+
+IMAGES = torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+class Block(nn.Module):
+    """Two convolutions beside a connection around them."""
+
+    def __init__(self, channels: int, inplace: bool) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
+        self.conv2, self.norm2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
+        self.act = nn.ReLU(inplace=inplace)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(self.act(self.norm1(self.conv1(x)))))
+        y += x
+        return self.act(y)
+
+
+def net(inplace: bool = True, first: nn.Module | None = None) -> nn.Sequential:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), first or nn.BatchNorm2d(8), nn.ReLU(inplace=inplace), Block(8, inplace),
+        nn.MaxPool2d(2), Block(8, inplace), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+    )  # fmt: skip
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.running_mean.normal_(0, 0.1)
+            layer.running_var.uniform_(0.5, 2)
+    return module.eval()
+
+
+@pytest.fixture(autouse=True)
+def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_SMALL", 0)
+
+
+def gradients(network: Network, chosen: list[int], short: bool) -> list[Tensor]:
+    out = network.selecting(IMAGES) if short else network(IMAGES)
+    loss = out.z[chosen].square().sum() + out.logits[chosen].logsumexp(dim=1).sum()
+    found = torch.autograd.grad(loss, list(network.module.parameters()), allow_unused=True)
+    return [torch.zeros(()) if g is None else g for g in found]
+
+
+@pytest.mark.parametrize("chosen", [[1, 4, 5], [7], [], list(range(8))])
+@pytest.mark.parametrize("inplace", [True, False])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_gradients_are_the_same(chosen: list[int], inplace: bool, layout: torch.memory_format) -> None:
+    network = Network(net(inplace).to(memory_format=layout), needs_classifier=True)
+    for ours, plain in zip(gradients(network, chosen, True), gradients(network, chosen, False), strict=True):
+        assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+class Counting(TorchDispatchMode):
+    """Counts the samples of every convolution, forward and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward: list[int] = []
+        self.back: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            self.forward.append(len(args[0]))
+        if func is torch.ops.aten.convolution_backward.default:
+            self.back.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def convolved(network: Network, chosen: list[int]) -> tuple[list[int], list[int]]:
+    """Return the numbers of samples convolved forward and back while the gradient is computed."""
+    out = network.selecting(IMAGES)
+    with Counting() as counted:
+        out.logits[chosen].sum().backward()
+    return counted.forward, counted.back
+
+
+def test_a_repeated_pass_convolves_nothing_forward_and_only_the_selected_back() -> None:
+    assert convolved(Network(net(), needs_classifier=True), [2, 5]) == ([], [2] * 5)
+
+
+def test_outputs_that_are_overwritten_are_computed_again() -> None:
+    network = Network(net(first=nn.Identity()), needs_classifier=True)  # the activation overwrites the convolution's
+    assert convolved(network, [2, 5]) == ([2] * 5, [2] * 5)
+    for ours, plain in zip(gradients(network, [2, 5], True), gradients(network, [2, 5], False), strict=True):
+        assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_where_nearly_all_are_selected_the_first_pass_is_differentiated() -> None:
+    assert convolved(Network(net(), needs_classifier=True), list(range(8))) == ([], [8] * 5)
+
+
+class Mixing(nn.Module):
+    """Looks at the whole batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
+
+
+def is_cut(network: Network) -> bool:
+    node = network.selecting(IMAGES).logits.grad_fn
+    return "_Selected" in type(node).__name__
+
+
+def test_networks_that_mix_samples_are_left_alone() -> None:
+    assert is_cut(Network(net(), needs_classifier=True))
+    assert not is_cut(Network(net(first=Mixing()), needs_classifier=True))
+    network = Network(net(), needs_classifier=True)
+    with network.norm.using(Batch()):
+        assert not is_cut(network)
+    with network.norm.using(Chosen(0.1)):
+        assert not is_cut(network)
+    with network.norm.using(Chosen(0.0)):
+        assert is_cut(network)
+
+
+def test_a_frozen_beginning_is_not_run_again() -> None:
+    network = Network(net(), needs_classifier=True)
+    network.train_only("all", start="5")
+    assert not is_cut(network)
+
+
+def test_the_rule_of_the_first_pass_holds_for_the_second() -> None:
+    network = Network(net(), needs_classifier=True)
+    out = network.selecting(IMAGES)
+    with network.norm.using(Batch()):
+        ours = torch.autograd.grad(out.logits[1].sum(), list(network.module.parameters()))
+    plain = torch.autograd.grad(network(IMAGES).logits[1].sum(), list(network.module.parameters()))
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(ours, plain, strict=True))
+
+
+def test_a_second_derivative_goes_through_the_whole_graph() -> None:
+    network = Network(net().double(), needs_classifier=True)
+    weight = network.module[0].weight
+
+    def second(logits: Tensor) -> Tensor:
+        (first,) = torch.autograd.grad(logits[:2].square().sum(), weight, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), weight)[0]
+
+    assert torch.allclose(second(network.selecting(IMAGES.double()).logits), second(network(IMAGES.double()).logits))
+
+
+@pytest.mark.parametrize("method", ["pl", "dpl", "arcface", "proxy_nca", "shot_im", "shot"])
+def test_methods_adapt_alike(method: str, monkeypatch) -> None:
+    batches = torch.rand(4, 8, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        confidence = float(net()(batches[0]).softmax(dim=1).amax(dim=1).median())
+    settings = {} if method.startswith("shot") else {"confidence": confidence}
+    short, plain = (dpl.adapt(copy.deepcopy(net()), method, lr=1e-3, **settings) for _ in range(2))
+    monkeypatch.setattr(plain._network, "selecting", plain._network.__call__)
+    for batch in batches:
+        assert torch.allclose(short(batch), plain(batch), atol=1e-5)
+    assert any(not torch.equal(a, b) for a, b in zip(short.model.parameters(), net().parameters(), strict=True))
