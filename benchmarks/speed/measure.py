@@ -17,6 +17,7 @@ from dpl.surgery.layout import channels_last
 Step = Callable[[Tensor], object]
 Clock = Callable[[], float]
 _TRIM, _MMAP = -1, -3  # parameters of glibc's mallopt
+_STEPS = 3  # of each contender in its turn
 _LARGEST_ADAPTIVE = 32 << 20  # where glibc's own threshold ends up once large blocks were freed
 
 
@@ -37,7 +38,7 @@ def time_in_turns(contenders: list[Contender], images: Tensor, rounds: int, cloc
     for _ in range(rounds):
         for contender in contenders:
             set_allocator(contender.keeps_memory)
-            for _ in range(2):  # the first after a change of allocator meets unmapped pages
+            for _ in range(_STEPS):  # the first after a change of allocator meet unmapped pages
                 start = clock()
                 contender.step(images)
                 best[contender.name] = min(best[contender.name], clock() - start)
