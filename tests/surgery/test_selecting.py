@@ -127,6 +127,12 @@ def test_networks_that_mix_samples_are_left_alone() -> None:
         assert is_cut(network)
 
 
+def test_networks_of_linear_layers_are_left_alone() -> None:
+    module = net()
+    module[-2] = nn.Sequential(nn.Flatten(), nn.Linear(8, 600), nn.ReLU(), nn.Linear(600, 8))  # would be run again
+    assert not is_cut(Network(module, needs_classifier=True))
+
+
 def test_a_frozen_beginning_is_not_run_again() -> None:
     network = Network(net(), needs_classifier=True)
     network.train_only("all", start="5")

@@ -15,7 +15,7 @@ from dpl.surgery.copying import private_copy
 from dpl.surgery.norm import NormControl, Running, install
 from dpl.surgery.rows import install_convolutions
 from dpl.surgery.scope import select
-from dpl.surgery.selecting import Selecting, keeps_samples_apart
+from dpl.surgery.selecting import Selecting, is_convolutional, keeps_samples_apart
 from dpl.surgery.split import find_classifier, logits_of, watch_classifier
 from dpl.surgery.style import at_layer
 
@@ -95,7 +95,8 @@ class Network:
         learns = torch.is_grad_enabled() and not images.requires_grad  # the images' own gradient needs the whole graph
         whole = norm.rows is None and norm.groups == 1 and norm.recorded is None and self.starts_anywhere
         parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
-        if not (cpu and learns and whole and parameters and keeps_samples_apart(norm.rule, self.module)):
+        able = cpu and learns and whole and bool(parameters) and self._convolutional
+        if not able or not keeps_samples_apart(norm.rule, self.module):
             return self(images)
 
         def run(batch: Tensor) -> Pass:
@@ -111,6 +112,10 @@ class Network:
             find_classifier(self.module)  # raises what was looked for
         layer: Any = self.module.get_submodule(self.classifier_name or "")
         return layer  # type: ignore[no-any-return]
+
+    @cached_property
+    def _convolutional(self) -> bool:
+        return is_convolutional(self.module, None if self.classifier_name is None else self.classifier)
 
     @property
     def prototypes(self) -> Tensor:

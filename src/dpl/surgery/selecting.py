@@ -23,7 +23,7 @@ from dpl.surgery.rows import Convolutions
 if TYPE_CHECKING:
     from dpl.surgery.network import Pass
 
-__all__ = ["Selecting", "keeps_samples_apart"]
+__all__ = ["Selecting", "is_convolutional", "keeps_samples_apart"]
 
 _WORTH = 0.85  # share of samples with a gradient above which the first pass is differentiated
 _FROZEN = 0.2  # share of the work before the first layer that learns, above which a repetition would cost too much
@@ -33,6 +33,13 @@ Run = Callable[[Tensor], "Pass"]
 def keeps_samples_apart(rule: Rule, module: nn.Module) -> bool:
     """Say whether this rule normalises each sample without looking at the others."""
     return isinstance(rule, Running) or (isinstance(rule, Chosen) and rule.share == 0) or not has_statistics(module)
+
+
+def is_convolutional(module: nn.Module, classifier: nn.Module | None) -> bool:
+    """Say whether convolutions, which a repeated pass saves, hold most of the weights below the classifier."""
+    convolved = sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Conv2d))
+    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear) and layer is not classifier]
+    return convolved > sum(layer.weight.numel() for layer in linear)
 
 
 class Selecting:
