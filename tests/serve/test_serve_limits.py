@@ -264,7 +264,7 @@ def test_adaptation_is_skipped_under_load_and_said_so(tmp_path: Path) -> None:
                 thread.join()
         kinds = [answer["adaptation"]["status"] for answer in answers]
         assert kinds.count("skipped") >= 2
-        assert kinds[-1] == "scheduled"
+        assert "scheduled" in kinds  # the last in the queue; its answer need not be the last to be noted down here
         reason = next(a["adaptation"]["reason"] for a in answers if a["adaptation"]["status"] == "skipped")
         assert "latency budget" in reason
         skipped = sum(server.settled(stream)["skipped_batches"] for stream in ("a", "b"))

@@ -95,7 +95,9 @@ def _below(state: Mapping[str, Tensor], name: str) -> list[tuple[str, Tensor]]:
 
 
 def _as_tensor(value: Value) -> Tensor:
-    return value.detach().clone() if isinstance(value, Tensor) else torch.tensor(value)
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)  # no digit may be lost
 
 
 def _like(current: Value, value: Tensor | None) -> Value:
