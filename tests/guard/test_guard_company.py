@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import dpl
 from abuse import streams
@@ -55,3 +55,24 @@ def test_the_company_is_turned_and_stays_in_range() -> None:
 
 def test_images_that_are_not_square_keep_their_shape() -> None:
     assert company_of(torch.rand(2, 1, 6, 10)).shape == (4, 1, 6, 10)
+
+
+@pytest.mark.parametrize("shape", [(16, 12), (16, 4, 10)])
+def test_rows_that_are_not_pictures_have_company_too(shape: tuple[int, ...]) -> None:
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    company, within = company_of(rows), [0, 2][: rows.ndim - 1]
+    assert company.shape == rows.shape
+    assert torch.allclose(company.amax(dim=within), rows.amax(dim=within))  # of the same range
+    assert not torch.allclose(company, rows)
+
+
+@pytest.mark.parametrize("method", ["norm", "tent"])
+def test_a_guarded_model_of_vectors_survives_a_drift(method: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+    model = dpl.adapt(net, method, guard=True)
+    for i in range(20):
+        logits = model(torch.randn(16, 12) * (1 if i < 10 else 5) + i)
+        assert logits.isfinite().all()
+    assert model.guard is not None
+    assert sum(model.guard.counts.values()) > 0  # it was asked, and acted

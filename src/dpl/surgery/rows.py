@@ -21,7 +21,7 @@ from torch.nn.functional import conv2d, pad
 from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Convolutions", "fill_up", "install_convolutions", "rows_with_gradient", "take", "uninstall_convolutions"]
+__all__ = ["Convolutions", "install_convolutions", "rows_with_gradient", "uninstall_convolutions"]
 
 _SMALL = 5e6  # multiplications of a convolution below which a look costs more than it can save
 _DENSE = 12  # multiplications for each value read or written above which leaving samples out pays for their copy
@@ -49,7 +49,7 @@ class Convolutions:
     def answer(self, layer: nn.Module) -> Tensor | None:
         """Return the next answer for a layer, if there is one."""
         waiting = None if self.answers is None else self.answers.get(layer)
-        return take(waiting.pop(0), self.rows) if waiting and self.rows is not None else None
+        return _take(waiting.pop(0), self.rows) if waiting and self.rows is not None else None
 
 
 def install_convolutions(module: nn.Module) -> Convolutions:
@@ -154,10 +154,10 @@ class _Convolution(torch.autograd.Function):
         every = ctx.repeated or torch.is_grad_enabled()  # a repeated pass has no others; a second derivative needs all
         rows = None if every else rows_with_gradient(gradient)
         if rows is not None:
-            x, gradient = take(x, rows), take(gradient, rows)
+            x, gradient = _take(x, rows), _take(gradient, rows)
         to_x, to_weight, to_bias = _gradients(gradient, x, weight, ctx.geometry, ctx.needs_input_grad, ctx.biased)
         if rows is not None and to_x is not None:
-            to_x = fill_up(to_x, rows, count)
+            to_x = _fill_up(to_x, rows, count)
         return to_x, to_weight, to_bias, None, None
 
 
@@ -217,14 +217,14 @@ def _by_row(maps: Tensor) -> Tensor:
     return maps.permute(0, 2, 3, 1).flatten(1) if _is_channels_last(maps) else maps.flatten(1)
 
 
-def take(maps: Tensor, rows: Tensor) -> Tensor:
+def _take(maps: Tensor, rows: Tensor) -> Tensor:
     """Return some rows of maps in the same memory layout, which indexing them would copy element by element."""
     taken = _empty_like(maps, len(rows))
     torch.index_select(_by_row(maps), 0, rows, out=_by_row(taken))
     return taken
 
 
-def fill_up(maps: Tensor, rows: Tensor, count: int) -> Tensor:
+def _fill_up(maps: Tensor, rows: Tensor, count: int) -> Tensor:
     """Return `count` maps: the given ones at `rows`, zeros elsewhere."""
     full = _empty_like(maps, count).zero_()
     _by_row(full).index_copy_(0, rows, _by_row(maps))

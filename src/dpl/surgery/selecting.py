@@ -61,7 +61,7 @@ class Selecting:
         if not kept or late or not out.logits.requires_grad or not self._treats_samples_apart(run, images):
             return out
         features = None if out.features is None else out.features.detach()
-        record = _Record(out, kept, run, shared)
+        record = _Record(out, images, kept, run, shared)
         logits, features = _Selected.apply(record, out.logits.detach(), features, *parameters)  # type: ignore[no-untyped-call]
         return type(out)(images, logits, features)
 
@@ -80,12 +80,10 @@ class _Record:
     """A pass that was run, and what is needed to run it again for some of its samples."""
 
     first: "Pass | None"  # with its graph, until that has been used or was not wanted
+    images: Tensor
     kept: dict[nn.Module, list[tuple[Tensor, int]]]
     run: Run
     shared: Convolutions
-
-    def __post_init__(self) -> None:
-        self.images = self.first.images if self.first is not None else torch.empty(0)
 
     def give(self, rows: Tensor, all_wanted: bool) -> "Pass":
         """Return the pass for some samples: the first one if all are wanted and it is still there, or a new one."""
