@@ -3,6 +3,7 @@
 python benchmarks/small_parts.py
 """
 
+import resource
 import time
 from collections.abc import Callable
 
@@ -14,13 +15,15 @@ from speed.usual import authors_view
 import dpl
 from dpl.allocator import keep_freed_memory
 from dpl.objectives.moments import variance_and_mean
+from dpl.surgery.rows import _by_shifts
 from dpl.views import cotta_view, seeded
 
 
 def main() -> None:
     """Print a line for each comparison."""
     torch.set_num_threads(1)
-    keep_freed_memory()
+    count_page_faults()
+    compare_depthwise()
     maps = torch.rand(16, 64, 56, 56).contiguous(memory_format=torch.channels_last)
     compare(
         "mean and variance of 16 x 64 x 56 x 56, ms",
@@ -44,6 +47,37 @@ def main() -> None:
     compare("CoTTA with 8 views, EfficientNet-Lite0, ms", {name: lambda m=m: m(batch) for name, m in models.items()})
     for name, model in models.items():
         print(f"  {name}: {peak_of(Contender(name, model), batch):.0f} MB beyond the model")
+
+
+def count_page_faults() -> None:
+    """Print the page faults of a step, first with the allocator as it is, then with freed memory kept."""
+    subject = SUBJECTS["resnet18"]
+    images = make_images(subject)
+    model = dpl.adapt(make_network(subject, images), "tent", lr=1e-8)
+    for setting, prepare in (("default allocator", lambda: None), ("freed memory kept", keep_freed_memory)):
+        prepare()
+        faults = []
+        for _ in range(4):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            model(images)
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        print(f"page faults of a step of TENT, ResNet-18, 32 images, {setting}: {faults[-1]}", flush=True)
+
+
+def compare_depthwise() -> None:
+    """Compare the weight gradients of a depthwise kernel that is larger than its maps."""
+    x, gradient, weight = (
+        torch.rand(shape).contiguous(memory_format=torch.channels_last)
+        for shape in ((32, 1152, 4, 4), (32, 1152, 4, 4), (1152, 1, 5, 5))
+    )
+    fixed = ([1, 1], [2, 2], [1, 1], False, [0, 0], 1152, [False, True, False])
+    compare(
+        "weight gradient of 1152 kernels of 5 x 5 on 32 maps of 4 x 4, ms",
+        {
+            "the library's": lambda: torch.ops.aten.convolution_backward(gradient, x, weight, None, *fixed),
+            "ours": lambda: _by_shifts(gradient, x, weight, (2, 2)),
+        },
+    )
 
 
 def compare(title: str, runs: dict[str, Callable[[], object]], rounds: int = 5) -> None:
