@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from speed.measure import Contender, peak_of
+from speed.measure import Contender, Here
 from speed.networks import SUBJECTS, Subject, make_images, make_network
 from speed.usual import authors_view
 
@@ -46,7 +46,9 @@ def main() -> None:
     }
     compare("CoTTA with 8 views, EfficientNet-Lite0, ms", {name: lambda m=m: m(batch) for name, m in models.items()})
     for name, model in models.items():
-        print(f"  {name}: {peak_of(Contender(name, model), batch):.0f} MB beyond the model")
+        runner = Here(Contender(name, lambda m=model: m), batch, "cpu", alone=True)
+        runner.start()
+        print(f"  {name}: {runner.peak():.0f} MB beyond the model")
 
 
 def count_page_faults() -> None:

@@ -3,9 +3,9 @@
 import argparse
 import copy
 import dataclasses
+import functools
 import json
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import dpl
 from dpl.methods.registry import get_method
 
-from .measure import Clock, Contender, floor_step, peak_of, source_step, time_in_turns
+from .measure import CLOCKS, Contender, floor_step, runners, source_step, time_in_turns
 from .networks import SUBJECTS, half_confident, make_images, make_network
 from .usual import LR, USUAL
 
@@ -24,7 +24,6 @@ CORE = [
     "dpl_o", "dpl_star", "dpl", "dpl_dagger", "dpl_dagger:carry_over",
 ]  # fmt: skip
 LARGE = ("resnet50", "vit_small", "mobilenet_v2")  # measured with the core methods unless --all is given
-CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 # Thresholds at which every sample is selected, or every view asked for: what is skipped costs nothing.
 EASY = {"margin": 2.0, "redundancy": 1.1, "drop": -1.0, "recovery": 0.0}
 ALL_SELECTED: dict[str, dict[str, Any]] = dict.fromkeys(["eta", "eata", "rdumb", "sar", "deyo"], EASY)
@@ -35,53 +34,46 @@ Row = dict[str, Any]
 def main() -> None:
     """Measure, print a table for each network, write JSON."""
     args = _arguments()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)  # a fork of a process with a second thread would wait for it forever
     rows: list[Row] = []
     for key in args.networks:
         methods = args.methods or (CORE if key in LARGE and not args.all else _every_method())
-        rows += measure_network(key, methods, args.rounds, CLOCKS[args.clock], args.batch)
-        args.out.write_text(
-            json.dumps(
-                {"threads": args.threads, "clock": args.clock, "torch": torch.__version__, "rows": rows}, indent=1
-            )
-        )
+        rows += measure_network(key, methods, args)
+        known = {"threads": args.threads, "clock": args.clock, "together": args.together, "torch": torch.__version__}
+        args.out.write_text(json.dumps(known | {"rows": rows}, indent=1))
     print(f"\nwritten to {args.out}")
 
 
-def measure_network(key: str, methods: list[str], rounds: int, clock: Clock, batch: int | None) -> list[Row]:
+def measure_network(key: str, methods: list[str], args: argparse.Namespace) -> list[Row]:
     """Measure the methods on one network; prints as it goes."""
-    subject = SUBJECTS[key] if batch is None else dataclasses.replace(SUBJECTS[key], batch=batch)
+    subject = SUBJECTS[key] if args.batch is None else dataclasses.replace(SUBJECTS[key], batch=args.batch)
     images = make_images(subject)
     net = make_network(subject, images)
     print(f"\n{key}, {subject.size} pixels, batch {subject.batch}\n{_HEAD}", flush=True)
     rows = []
     for name in methods:
-        try:
-            row = measure_method(name, net, images, rounds, clock)
-        except dpl.DplError as error:
-            row = {"method": name, "error": str(error)}
-        rows.append({"network": key, "size": subject.size, "batch": subject.batch} | row)
+        found = measure_method(name, net, images, args)
+        rows.append({"network": key, "size": subject.size, "batch": subject.batch, "method": name} | found)
         print(_line(rows[-1]), flush=True)
     return rows
 
 
-def measure_method(name: str, net: nn.Module, images: Tensor, rounds: int, clock: Clock) -> Row:
+def measure_method(name: str, net: nn.Module, images: Tensor, args: argparse.Namespace) -> Row:
     """Time one method beside its floor, source inference and the usual way."""
     confidence = half_confident(net, images)
-    model = _adapted(name, net, images, confidence)
-    ours = Contender("ours", model)
-    contenders = [Contender("source", source_step(copy.deepcopy(net))), ours]
-    if set(model.trainable) & {parameter for parameter, _ in net.named_parameters()}:
-        contenders.append(Contender("floor", floor_step(copy.deepcopy(net), model)))
+    ours = functools.partial(_adapted, name, net, images, confidence)
+    contenders = [
+        Contender("source", lambda: source_step(copy.deepcopy(net))),
+        Contender("ours", ours),
+        Contender("floor", lambda: floor_step(copy.deepcopy(net), ours())),
+    ]
     usual = USUAL.get(name.split(":")[0])
     if usual is not None:
-        contenders.append(Contender("usual", usual(copy.deepcopy(net), confidence), keeps_memory=False))
+        contenders.append(Contender("usual", lambda: usual(copy.deepcopy(net), confidence), keeps_memory=False))
     else:  # no other way was written: the same code without what makes it fast
-        slow = _adapted(name, net, images, confidence, layout="as_is")
-        contenders.append(Contender("plain", slow, keeps_memory=False))
-    times = time_in_turns(contenders, images, rounds, clock)
-    peaks = {f"peak_{c.name}": round(peak_of(c, images), 1) for c in contenders if c.name != "floor"}
-    return {"method": name, "layout": model.layout, "updated": bool(model.last["updated"])} | times | peaks
+        contenders.append(Contender("plain", functools.partial(ours, layout="as_is"), keeps_memory=False))
+    with runners(contenders, images, args.clock, args.threads, args.together) as found:
+        return time_in_turns(found, len(images), args.rounds)
 
 
 def _adapted(name: str, net: nn.Module, images: Tensor, confidence: float, **options: Any) -> dpl.AdaptiveModel:
@@ -122,6 +114,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="every method on every network")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--together", action="store_true", help="all in one process (default: each in its own, in turns)"
+    )
     parser.add_argument("--batch", type=int, help="images in a batch (default: by network)")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: for one thread on a busy machine")
     parser.add_argument("--out", type=Path, default=Path("speed.json"))

@@ -1,10 +1,19 @@
-"""Time contenders in turns within one process, each in its own allocator setting, and keep the best of several."""
+"""Time contenders in turns, each in a process of its own, and keep the best of several.
+
+A process of its own, because memory that one contender keeps is a gift to the next: in one process the usual way finds
+mapped what ours left, and pays for none of the page faults that it has by itself.
+"""
 
 import ctypes
 import gc
+import json
+import multiprocessing
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,60 +25,160 @@ from dpl.surgery.layout import channels_last
 
 Step = Callable[[Tensor], object]
 Clock = Callable[[], float]
+Facts = dict[str, Any]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 _TRIM, _MMAP = -1, -3  # parameters of glibc's mallopt
-_STEPS = 3  # of each contender in its turn
 _LARGEST_ADAPTIVE = 32 << 20  # where glibc's own threshold ends up once large blocks were freed
+_STEPS = 2  # of each contender in its turn: the first finds the caches cold
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to handle a batch."""
+    """One way to handle a batch; `build` makes its step, or None where it has no meaning."""
 
     name: str
-    step: Step
+    build: Callable[[], Step | None]
     keeps_memory: bool = True  # as the command-line tool does; else the allocator's default
 
 
-def time_in_turns(contenders: list[Contender], images: Tensor, rounds: int, clock: Clock) -> dict[str, float]:
-    """Return the best milliseconds per image of each."""
-    best = dict.fromkeys((c.name for c in contenders), float("inf"))
-    for contender in contenders:
-        contender.step(images)  # what only the first batch does: memories are empty, layouts are chosen
+class Runner(Protocol):
+    """Takes steps when told."""
+
+    def start(self) -> Facts:
+        """Get ready, take a first step; what is known of the contender, or its `error`."""
+
+    def best(self) -> float:
+        """Take the steps of a turn; the seconds of the quickest."""
+
+    def peak(self) -> float:
+        """Megabytes that one step needs beyond what is held before it."""
+
+
+class Here:
+    """Runs a contender in this process, alone or beside others that share the allocator."""
+
+    def __init__(self, contender: Contender, images: Tensor, clock: str, alone: bool) -> None:
+        self.contender, self.images, self.clock, self.alone = contender, images, CLOCKS[clock], alone
+        self.step: Step | None = None
+
+    def start(self) -> Facts:
+        self._set_allocator()
+        try:
+            self.step = self.contender.build()
+        except dpl.DplError as error:
+            return {"error": str(error)}
+        if self.step is None:
+            return {"absent": True}
+        self.step(self.images)  # what only the first batch does: memories are empty, layouts are chosen
+        if isinstance(self.step, dpl.AdaptiveModel):
+            return {"layout": self.step.layout, "updated": bool(self.step.last["updated"])}
+        return {}
+
+    def best(self) -> float:
+        self._set_allocator()
+        return min(self._seconds() for _ in range(_STEPS))
+
+    def _seconds(self) -> float:
+        start = self.clock()
+        self._take_step()
+        return self.clock() - start
+
+    def _set_allocator(self) -> None:
+        if self.contender.keeps_memory:
+            keep_freed_memory()
+        elif not self.alone:
+            hand_memory_back()
+
+    def peak(self) -> float:
+        gc.collect()
+        hand_memory_back()
+        forget_peak()
+        before = peak_memory() or 0
+        self._take_step()
+        return ((peak_memory() or 0) - before) / 2**20
+
+    def _take_step(self) -> None:
+        if self.step is None:
+            raise RuntimeError(f"{self.contender.name} was not started")
+        self.step(self.images)
+
+
+class Apart:
+    """Runs a contender in a fork of this process, which must not have used a second thread yet."""
+
+    def __init__(self, contender: Contender, images: Tensor, clock: str, threads: int) -> None:
+        fork = multiprocessing.get_context("fork")
+        self._pipe, theirs = fork.Pipe()
+        self._process = fork.Process(
+            target=self._serve, args=(theirs, Here(contender, images, clock, alone=True), threads)
+        )
+        self._process.start()
+
+    @staticmethod
+    def _serve(pipe: Any, runner: Here, threads: int) -> None:
+        torch.set_num_threads(threads)
+        while question := pipe.recv_bytes().decode():
+            pipe.send_bytes(json.dumps(getattr(runner, question)()).encode())
+
+    def _ask(self, question: str) -> Any:
+        self._pipe.send_bytes(question.encode())
+        return json.loads(self._pipe.recv_bytes())
+
+    def start(self) -> Facts:
+        return dict(self._ask("start"))
+
+    def best(self) -> float:
+        return float(self._ask("best"))
+
+    def peak(self) -> float:
+        return float(self._ask("peak"))
+
+    def stop(self) -> None:
+        self._pipe.send_bytes(b"")
+        self._process.join(timeout=10)
+        self._process.kill()
+
+
+@contextmanager
+def runners(
+    contenders: list[Contender], images: Tensor, clock: str, threads: int, together: bool
+) -> Iterator[dict[str, Runner]]:
+    """Give each contender a runner: in a process of its own, or all `together` in this one."""
+    if together:
+        torch.set_num_threads(threads)
+        yield {c.name: Here(c, images, clock, alone=False) for c in contenders}
+        return
+    apart = {c.name: Apart(c, images, clock, threads) for c in contenders}
+    try:
+        yield dict(apart)
+    finally:
+        for runner in apart.values():
+            runner.stop()
+
+
+def time_in_turns(found: dict[str, Runner], images: int, rounds: int) -> Facts:
+    """Return the best milliseconds per image of each runner, its peak, and what is known of `ours`."""
+    known = {name: runner.start() for name, runner in found.items()}
+    facts = known["ours"]
+    if "error" in facts:
+        return facts
+    present = {name: runner for name, runner in found.items() if not known[name].keys() & {"absent", "error"}}
+    best = dict.fromkeys(present, float("inf"))
     for _ in range(rounds):
-        for contender in contenders:
-            set_allocator(contender.keeps_memory)
-            for _ in range(_STEPS):  # the first after a change of allocator meet unmapped pages
-                start = clock()
-                contender.step(images)
-                best[contender.name] = min(best[contender.name], clock() - start)
-    return {name: seconds * 1e3 / len(images) for name, seconds in best.items()}
+        for name, runner in present.items():
+            best[name] = min(best[name], runner.best())
+    times = {name: seconds * 1e3 / images for name, seconds in best.items()}
+    peaks = {f"peak_{name}": round(runner.peak(), 1) for name, runner in present.items() if name != "floor"}
+    return facts | times | peaks
 
 
-def peak_of(contender: Contender, images: Tensor) -> float:
-    """Return the megabytes that one step needs beyond what is held before it."""
-    set_allocator(keeps_memory=False)
-    gc.collect()
-    _trim()
-    forget_peak()
-    before = peak_memory() or 0
-    contender.step(images)
-    return ((peak_memory() or 0) - before) / 2**20
-
-
-def set_allocator(keeps_memory: bool) -> None:
-    """Keep freed memory, or hand it back as glibc does by itself after a while."""
-    if keeps_memory:
-        keep_freed_memory()
-    elif sys.platform.startswith("linux"):
+def hand_memory_back() -> None:
+    """Return freed memory now, and from now on as glibc does by itself after a while."""
+    if sys.platform.startswith("linux"):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP, _LARGEST_ADAPTIVE)
         library.mallopt(_TRIM, 2 * _LARGEST_ADAPTIVE)
-        _trim()
-
-
-def _trim() -> None:
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).malloc_trim(0)
+        library.malloc_trim(0)
 
 
 def source_step(net: nn.Module) -> Step:
@@ -83,11 +192,13 @@ def source_step(net: nn.Module) -> Step:
     return step
 
 
-def floor_step(net: nn.Module, like: dpl.AdaptiveModel) -> Step:
+def floor_step(net: nn.Module, like: dpl.AdaptiveModel) -> Step | None:
     """A bare forward, backward and optimizer step that trains what `like` trains, with its kind of statistics."""
     net = net._apply(channels_last)
     net.requires_grad_(False)
     chosen = [p for name, p in net.named_parameters() if name in set(like.trainable)]
+    if not chosen:
+        return None
     for parameter in chosen:
         parameter.requires_grad_(True)
     if like.settings.norm in ("batch", "track"):
