@@ -11,11 +11,12 @@ from torch.nn import Parameter
 
 from dpl.errors import ModelError
 from dpl.objectives.precision import at_least_float32
+from dpl.surgery.clipping import install_clipping
 from dpl.surgery.copying import private_copy
 from dpl.surgery.norm import NormControl, Running, install
 from dpl.surgery.rows import install_convolutions
 from dpl.surgery.scope import select
-from dpl.surgery.selecting import Selecting, is_convolutional, keeps_samples_apart
+from dpl.surgery.selecting import Selecting, is_convolutional
 from dpl.surgery.split import find_classifier, logits_of, watch_classifier
 from dpl.surgery.style import at_layer
 
@@ -57,7 +58,8 @@ class Network:
     def __init__(self, model: nn.Module, *, classifier: str | None = None, needs_classifier: bool = False) -> None:
         self.module = private_copy(model).eval()
         self.norm: NormControl = install(self.module)
-        self._selecting = Selecting(install_convolutions(self.module))
+        self._selecting = Selecting(install_convolutions(self.module, self.norm))
+        install_clipping(self.module)
         self.classifier_name = self._split(classifier, needs_classifier)
         self.confirmed = classifier is not None or self.classifier_name is None
 
@@ -96,7 +98,7 @@ class Network:
         whole = norm.rows is None and norm.groups == 1 and norm.recorded is None and self.starts_anywhere
         parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
         able = cpu and learns and whole and bool(parameters) and self._convolutional
-        if not able or not keeps_samples_apart(norm.rule, self.module):
+        if not able or not norm.keeps_samples_apart:
             return self(images)
 
         def run(batch: Tensor) -> Pass:

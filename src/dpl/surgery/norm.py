@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.errors import SettingError
 from dpl.objectives.moments import variance_and_mean
+from dpl.surgery.subclass import Subclasses, put_back
 
 __all__ = [
     "Batch", "Blend", "Chosen", "NormControl", "Recall", "Rule", "Running", "Track", "blend", "channel_statistics",
@@ -23,7 +24,6 @@ __all__ = [
 ]  # fmt: skip
 
 Forward = Callable[[Tensor], Tensor]
-_following: dict[type[_BatchNorm], type[_BatchNorm]] = {}  # one subclass for each kind of layer
 
 
 class Rule(Protocol):
@@ -136,6 +136,13 @@ class NormControl:
     rows: int | None = None  # only the first `rows` of a batch define its statistics
     groups: int = 1  # a batch of this many equal parts, each normalised by itself (augmented views run together)
     recorded: dict[_BatchNorm, tuple[Tensor, Tensor]] | None = None
+    layers: int = 0  # that follow it
+
+    @property
+    def keeps_samples_apart(self) -> bool:
+        """Say whether the rule normalises each sample without looking at the others."""
+        rule = self.rule
+        return isinstance(rule, Running) or (isinstance(rule, Chosen) and rule.share == 0) or not self.layers
 
     @contextmanager
     def using(self, rule: Rule | None = None, *, rows: int | None = None, groups: int = 1) -> Iterator[None]:
@@ -180,8 +187,8 @@ def install(module: nn.Module) -> NormControl:
     control = NormControl()
     for layer in list(module.modules()):
         if isinstance(layer, _BatchNorm):
-            layer.__class__ = _following_class(_original_class(layer))
-            layer.__dict__["norm_control"] = control
+            _following.take(layer, norm_control=control)
+            control.layers += 1
     return control
 
 
@@ -189,8 +196,7 @@ def uninstall(module: nn.Module) -> None:
     """Give every BatchNorm layer its own class back."""
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
-            layer.__class__ = _original_class(layer)
-            layer.__dict__.pop("norm_control", None)
+            put_back(layer, "norm_control")
 
 
 def has_statistics(module: nn.Module) -> bool:
@@ -263,19 +269,14 @@ def _shadow(layer: nn.Module, **attributes: Any) -> Iterator[None]:
         vars(layer).update(before)
 
 
-def _following_class(original: type[_BatchNorm]) -> type[_BatchNorm]:
-    if original in _following:
-        return _following[original]
-
+def _make_forward(original: type[nn.Module]) -> Callable[..., Tensor]:
     def forward(self: Any, x: Tensor) -> Tensor:
         control: NormControl = self.norm_control
         parts = [x] if control.groups == 1 else x.chunk(control.groups)
         outputs = [control.rule(self, lambda y: original.forward(self, y), part, control) for part in parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    _following[original] = type(original.__name__, (original,), {"forward": forward, "original_class": original})
-    return _following[original]
+    return forward
 
 
-def _original_class(layer: _BatchNorm) -> type[_BatchNorm]:
-    return getattr(type(layer), "original_class", type(layer))
+_following = Subclasses(_make_forward)

@@ -21,19 +21,22 @@ from torch.nn.functional import conv2d, pad
 from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 
+from dpl.surgery.norm import NormControl
+from dpl.surgery.subclass import Forward, Subclasses, put_back
+
 __all__ = ["Convolutions", "install_convolutions", "rows_with_gradient", "uninstall_convolutions"]
 
 _SMALL = 5e6  # multiplications of a convolution below which a look costs more than it can save
 _DENSE = 12  # multiplications for each value read or written above which leaving samples out pays for their copy
 _PROBES = 64  # values of a sample that are looked at first; mostly they already tell that it is not zero
 _WORTH = 0.9  # share of samples with a gradient above which all are propagated
-_sparse: dict[type[nn.Conv2d], type[nn.Conv2d]] = {}  # one subclass for each kind of layer
 
 
 @dataclass
 class Convolutions:
     """What the convolutions of one network share."""
 
+    norm: NormControl  # whose rule tells whether samples meet in a layer
     kept: dict[nn.Module, list[tuple[Tensor, int]]] | None = None  # outputs of the pass that is being kept
     answers: dict[nn.Module, list[Tensor]] | None = None  # the outputs that a repeated pass gets,
     rows: Tensor | None = None  # of these samples
@@ -52,13 +55,12 @@ class Convolutions:
         return _take(waiting.pop(0), self.rows) if waiting and self.rows is not None else None
 
 
-def install_convolutions(module: nn.Module) -> Convolutions:
+def install_convolutions(module: nn.Module, norm: NormControl | None = None) -> Convolutions:
     """Let the convolutions below `module` leave out samples without a gradient; return what they share."""
-    shared = Convolutions()
+    shared = Convolutions(norm or NormControl())
     for layer in list(module.modules()):
         if isinstance(layer, nn.Conv2d):
-            layer.__class__ = _sparse_class(_original_class(layer))
-            layer.__dict__["convolutions"] = shared
+            _sparse.take(layer, convolutions=shared)
     return shared
 
 
@@ -66,25 +68,20 @@ def uninstall_convolutions(module: nn.Module) -> None:
     """Give every convolution its own class back."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
-            layer.__class__ = _original_class(layer)
-            layer.__dict__.pop("convolutions", None)
+            put_back(layer, "convolutions")
 
 
-def _sparse_class(original: type[nn.Conv2d]) -> type[nn.Conv2d]:
-    if original not in _sparse:
+def _make_forward(original: type[nn.Module]) -> Forward:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled() or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return original.forward(self, x)  # type: ignore[no-any-return]
+        with _OurConvolution(self):  # whatever the layer does before, to its input or to its weights
+            return original.forward(self, x)  # type: ignore[no-any-return]
 
-        def forward(self: Any, x: Tensor) -> Tensor:
-            if not torch.is_grad_enabled() or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-                return original.forward(self, x)
-            with _OurConvolution(self):  # whatever the layer does before, to its input or to its weights
-                return original.forward(self, x)
-
-        _sparse[original] = type(original.__name__, (original,), {"forward": forward, "original_class": original})
-    return _sparse[original]
+    return forward
 
 
-def _original_class(layer: nn.Conv2d) -> type[nn.Conv2d]:
-    return getattr(type(layer), "original_class", type(layer))
+_sparse = Subclasses(_make_forward)
 
 
 class _OurConvolution(TorchFunctionMode):
@@ -113,12 +110,14 @@ class _OurConvolution(TorchFunctionMode):
         geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
         given = self.shared.answer(self.layer)
         if given is not None:
-            return _Convolution.apply(x, weight, bias, geometry, given)  # type: ignore[no-any-return, no-untyped-call]
+            return _Convolution.apply(x, weight, bias, geometry, given, False)  # type: ignore[no-any-return, no-untyped-call]
         work, values = _work_and_values(x, weight, geometry)
         learns = x.requires_grad or weight.requires_grad
-        ours = learns and work >= _SMALL and work >= _DENSE * values
+        apart = self.shared.norm.keeps_samples_apart
+        helped = apart or (groups == len(weight) and weight.requires_grad)  # by leaving samples out, or by shifts
+        ours = learns and helped and work >= _SMALL and work >= _DENSE * values
         output: Tensor = (
-            _Convolution.apply(x, weight, bias, geometry, None)  # type: ignore[no-untyped-call]
+            _Convolution.apply(x, weight, bias, geometry, None, apart)  # type: ignore[no-untyped-call]
             if ours
             else conv2d(x, weight, bias, *geometry)
         )
@@ -138,27 +137,33 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Any, ...], given: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: tuple[Any, ...],
+        given: Tensor | None,
+        sparse: bool,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
-        ctx.geometry, ctx.biased, ctx.repeated = geometry, bias is not None, given is not None
+        ctx.geometry, ctx.biased, ctx.sparse = geometry, bias is not None, sparse
         return conv2d(x, weight, bias, *geometry) if given is None else given
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         (x, weight), (gradient,) = ctx.saved_tensors, grads
         if gradient is None:
-            return None, None, None, None, None
+            return (None,) * 6
         count = len(gradient)
-        every = ctx.repeated or torch.is_grad_enabled()  # a repeated pass has no others; a second derivative needs all
-        rows = None if every else rows_with_gradient(gradient)
+        look = ctx.sparse and not torch.is_grad_enabled()  # a second derivative needs all samples
+        rows = rows_with_gradient(gradient) if look else None
         if rows is not None:
             x, gradient = _take(x, rows), _take(gradient, rows)
         to_x, to_weight, to_bias = _gradients(gradient, x, weight, ctx.geometry, ctx.needs_input_grad, ctx.biased)
         if rows is not None and to_x is not None:
             to_x = _fill_up(to_x, rows, count)
-        return to_x, to_weight, to_bias, None, None
+        return to_x, to_weight, to_bias, None, None, None
 
 
 def _gradients(

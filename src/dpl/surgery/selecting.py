@@ -17,22 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dpl.surgery.norm import Chosen, Rule, Running, has_statistics
 from dpl.surgery.rows import Convolutions
 
 if TYPE_CHECKING:
     from dpl.surgery.network import Pass
 
-__all__ = ["Selecting", "is_convolutional", "keeps_samples_apart"]
+__all__ = ["Selecting", "is_convolutional"]
 
 _WORTH = 0.85  # share of samples with a gradient above which the first pass is differentiated
 _FROZEN = 0.2  # share of the work before the first layer that learns, above which a repetition would cost too much
 Run = Callable[[Tensor], "Pass"]
-
-
-def keeps_samples_apart(rule: Rule, module: nn.Module) -> bool:
-    """Say whether this rule normalises each sample without looking at the others."""
-    return isinstance(rule, Running) or (isinstance(rule, Chosen) and rule.share == 0) or not has_statistics(module)
 
 
 def is_convolutional(module: nn.Module, classifier: nn.Module | None) -> bool:
