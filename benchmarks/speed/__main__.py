@@ -1,10 +1,9 @@
-"""Run with `make bench`, or `python -m speed --help` in benchmarks/ for parts of it."""
+"""Run with `make bench`, or `python -m speed --help` in benchmarks/ for parts; it goes on where it was stopped."""
 
 import argparse
 import copy
 import dataclasses
 import functools
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from dpl.methods.registry import get_method
 
 from .measure import CLOCKS, Contender, floor_step, runners, source_step, time_in_turns
 from .networks import SUBJECTS, half_confident, make_images, make_network
+from .record import Record
 from .usual import LR, USUAL
 
 CORE = [
     "source", "norm", "tent", "pl", "shot_im", "eta", "sar", "t3a", "lame", "tsd", "cotta", "domainadaptor", "roid",
     "dpl_o", "dpl_star", "dpl", "dpl_dagger", "dpl_dagger:carry_over",
 ]  # fmt: skip
-LARGE = ("resnet50", "vit_small", "mobilenet_v2")  # measured with the core methods unless --all is given
 # Thresholds at which every sample is selected, or every view asked for: what is skipped costs nothing.
 EASY = {"margin": 2.0, "redundancy": 1.1, "drop": -1.0, "recovery": 0.0}
 ALL_SELECTED: dict[str, dict[str, Any]] = dict.fromkeys(["eta", "eata", "rdumb", "sar", "deyo"], EASY)
@@ -32,30 +31,29 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    """Measure, print a table for each network, write JSON."""
+    """Measure what is not in the file yet, print a table for each network, write JSON."""
     args = _arguments()
     torch.set_num_threads(1)  # a fork of a process with a second thread would wait for it forever
-    rows: list[Row] = []
+    known = {name: getattr(args, name) for name in ("threads", "clock", "together", "rounds", "batch")}
+    record = Record(args.out, known | {"torch": torch.__version__})
     for key in args.networks:
-        methods = args.methods or (CORE if key in LARGE and not args.all else _every_method())
-        rows += measure_network(key, methods, args)
-        known = {"threads": args.threads, "clock": args.clock, "together": args.together, "torch": torch.__version__}
-        args.out.write_text(json.dumps(known | {"rows": rows}, indent=1))
+        measure_network(key, args.methods or (CORE if args.core else _every_method()), args, record)
     print(f"\nwritten to {args.out}")
 
 
-def measure_network(key: str, methods: list[str], args: argparse.Namespace) -> list[Row]:
+def measure_network(key: str, methods: list[str], args: argparse.Namespace, record: Record) -> None:
     """Measure the methods on one network; prints as it goes."""
     subject = SUBJECTS[key] if args.batch is None else dataclasses.replace(SUBJECTS[key], batch=args.batch)
     images = make_images(subject)
     net = make_network(subject, images)
     print(f"\n{key}, {subject.size} pixels, batch {subject.batch}\n{_HEAD}", flush=True)
-    rows = []
     for name in methods:
-        found = measure_method(name, net, images, args)
-        rows.append({"network": key, "size": subject.size, "batch": subject.batch, "method": name} | found)
-        print(_line(rows[-1]), flush=True)
-    return rows
+        row = record.find(key, name)
+        if row is None:
+            row = {"network": key, "size": subject.size, "batch": subject.batch, "method": name}
+            row |= measure_method(name, net, images, args)
+            record.add(row)
+        print(_line(row), flush=True)
 
 
 def measure_method(name: str, net: nn.Module, images: Tensor, args: argparse.Namespace) -> Row:
@@ -110,8 +108,8 @@ def _line(row: Row) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="speed", description=__doc__)
     parser.add_argument("--networks", nargs="+", default=list(SUBJECTS), choices=list(SUBJECTS))
-    parser.add_argument("--methods", nargs="+", help="default: every method, the core ones on large networks")
-    parser.add_argument("--all", action="store_true", help="every method on every network")
+    parser.add_argument("--methods", nargs="+", help="default: every method")
+    parser.add_argument("--core", action="store_true", help="the best known methods alone")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
