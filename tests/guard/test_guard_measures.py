@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpl.guard.measures import beliefs, both, confidences, explained, margins
+from dpl.guard.measures import beliefs, both, confidences, explained, faded, margins
 
 
 def test_beliefs_confidences_and_margins_are_what_the_words_say() -> None:
@@ -36,3 +36,24 @@ def test_what_answers_explain_is_what_the_words_say() -> None:
     chance = (len(groups) - 1) / 39
     assert found / weight == pytest.approx((share - chance) / (1 - chance))
     assert explained(logits[:1], answers[:1]) == [0, 0]
+
+
+def test_rows_that_merely_differ_do_not_fade_but_a_class_that_is_forgotten_does() -> None:
+    g = torch.Generator().manual_seed(3)
+    shares = torch.softmax(0.7 * torch.randn(10, generator=g), dim=0)
+    certain, forgotten = 0, []
+    for _ in range(50):
+        ours, others = (torch.multinomial(shares, 1024, replacement=True, generator=g) for _ in range(2))
+        theirs = torch.where(torch.rand(1024, generator=g) < 0.2, others, ours)
+        largest = int(shares.argmax())
+        forgetful = torch.where(torch.rand(1024, generator=g) < 0.06, largest, ours)
+        certain += faded(_counts(ours, theirs), int((ours != theirs).sum()))[1] > 8
+        forgotten.append(faded(_counts(ours, forgetful), int((ours != forgetful).sum())))
+    assert certain == 0
+    assert sum(each[0] > 0 for each in forgotten) == 50
+    assert sum(each[1] > 8 for each in forgotten) > 25
+    assert faded(None, 0.0) == [0.0, 0.0]
+
+
+def _counts(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    return torch.stack([torch.bincount(each, minlength=10) for each in (ours, theirs)]).double()

@@ -31,7 +31,6 @@ __all__ = ["Guard"]
 
 _FRESH = 128  # rows that are all looked at after a start, a reset or a thaw
 _TRIAL = 512  # rows that a model which was set aside has to answer well beside the source
-_ALERT = 0.25  # estimated answers lost above which every batch is looked at
 _FEWEST_ROWS = 8
 _KEEP_EVERY = 16  # batches between copies of a healthy state
 _WHY = {
@@ -163,7 +162,7 @@ class Guard(Stateful):
     def _rows_to_look_at(self, logits: Tensor) -> Tensor | None:
         """Return the rows of this batch to show to the source too: all, some, or None."""
         count, device, surprise = len(logits), logits.device, self.health.surprised_by(logits)
-        if surprise or self.looked < _FRESH or self.health.lost > _ALERT or not self.health.shuffled:
+        if surprise or self.looked < _FRESH or self.health.uneasy or not self.health.shuffled:
             return torch.arange(count, device=device)
         if self.unlooked < self.settings.every:
             return None
@@ -185,7 +184,7 @@ class Guard(Stateful):
         if signals.lost > self.settings.limit / 2:
             self._note("suspect", f"about {signals.lost:.1f} answers lost; the source answers", signals)
             return self._answer_with(source if len(rows) == len(images) else self.source(images))
-        if signals.lost < _ALERT and not self.health.poor and self.looked >= _FRESH and self.unkept >= _KEEP_EVERY:
+        if not self.health.uneasy and not self.health.poor and self.looked >= _FRESH and self.unkept >= _KEEP_EVERY:
             return self._keep_if_finite(ward, images, logits)
         return logits
 

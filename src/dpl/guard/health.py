@@ -20,6 +20,9 @@ scale matters) and fall into groups (share of the logits' variance that the answ
 that show about all classes, as the rows of a balanced stream would, are put to a last test: if they also survive in
 other company (dpl.guard.company), they are believed, and the stream is not poor.
 
+Some methods forget a class so slowly that no allowance is exceeded. Over a long time that shows in the balance of
+classes alone: the nats lost over all those rows count, beyond what as many differing rows would lose by chance.
+
 What exceeds the allowance is summed over rows and never falls below zero (CUSUM): `lost` is an estimate of how many
 answers adaptation cost since it last did well. One batch of eight rows can say little; many can.
 """
@@ -31,7 +34,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpl.guard.measures import beliefs, both, confidences, explained, margins
+from dpl.guard.measures import beliefs, both, confidences, entropies, explained, faded, margins
 from dpl.guard.settings import GuardSettings
 from dpl.methods.state import Stateful
 
@@ -40,11 +43,12 @@ __all__ = ["Health", "Signals"]
 # Rows over which things are remembered, beside `memory` for the balance of classes.
 _RECENT = 32  # the most frequent class
 _SCALE = 64  # the scale of the logits (rows on which both models agree)
-_LONG = 8  # times `memory`: how often neighbours agree by chance, and the balance over many runs of a sorted stream
+_LONG = 8  # times `memory`: how often neighbours agree by chance, and classes that fade slowly or over many runs
 _STRUCTURE = 256  # whether the adapted answers are distinct
 _COMPANY = 128  # whether they survive in other company
 
 _PRIOR = 32  # rows of doubt about the balance of classes
+_UNEASY = 0.25  # estimated answers lost
 _DEAD_ZONE = 0.05  # nats of entropy that differ by chance
 _CREDIT = 0.1  # answers that one nat of better balance is worth in a shuffled stream
 _DEBIT = 0.08  # answers that one nat of wider spread costs in a sorted or poor one
@@ -56,7 +60,6 @@ _GROUPED = 0.45  # share of variance explained; answers to a single class, sprea
 _TORN, _WHOLE = 0.6, 0.76  # share of answers that survive in other company: artefacts of a batch, recovered answers
 _DOUBT = 32  # rows of doubt about that share, to the good
 _ODD = 1.0  # about four standard deviations of one row's confidence
-_EPS = 1e-12
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Health(Stateful):
     long: Tensor | None  # [2, C] the same over a long time
     usual: Tensor | None  # [C] the source's answers over a long time
     latest: Tensor | None  # the source's answer for the row looked at last
+    differing: float  # rows on which the answers differ, over a long time
     lost: float  # answers lost, beyond the allowance
     ours: float  # logit variance of the source where both agree
     theirs: float  # of the adapted model
@@ -98,20 +102,20 @@ class Health(Stateful):
         super().__init__()
         self.settings = settings
         self.declare(balance=None, recent=None, long=None, usual=None, latest=None)
-        self.declare(lost=0.0, ours=0.0, theirs=0.0, alike=0.0, pairs=0.0, sure=0.0, peak=0.0, rows=0.0)
+        self.declare(lost=0.0, differing=0.0, ours=0.0, theirs=0.0, alike=0.0, pairs=0.0, sure=0.0, peak=0.0, rows=0.0)
         self.declare(structure=torch.zeros(4, dtype=torch.float64), company=torch.zeros(2, dtype=torch.float64))
         self._seen: _Balance | None = None  # read off the declared values, until they change
 
     def restart(self) -> None:
         """Forget everything about the adapted model; what is known of the stream stays."""
         self.balance = self.recent = self.long = self._seen = None
-        self.lost = self.ours = self.theirs = self.sure = self.peak = self.rows = 0.0
+        self.lost = self.differing = self.ours = self.theirs = self.sure = self.peak = self.rows = 0.0
         self.structure.zero_()
         self.company.zero_()
 
     def forgive(self) -> None:
         """Forget the loss alone: the model was put back, the stream is the same."""
-        self.lost = 0.0
+        self.lost, self.differing, self.long, self._seen = 0.0, 0.0, None, None
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything to a copy of `state`."""
@@ -168,7 +172,9 @@ class Health(Stateful):
         counts = torch.stack([torch.bincount(each, minlength=classes) for each in answers]).double()
         self.balance = _add(self.balance, counts, _decay(self.settings.memory, answers.shape[1]))
         self.recent = _add(self.recent, counts, _decay(_RECENT, answers.shape[1]))
-        self.long = _add(self.long, counts, _decay(_LONG * self.settings.memory, answers.shape[1]))
+        decay = _decay(_LONG * self.settings.memory, answers.shape[1])
+        self.long = _add(self.long, counts, decay)
+        self.differing = self.differing * decay + int((answers[0] != answers[1]).sum())
         self._follow_stream(answers[0], classes)
 
     def _follow_stream(self, answers: Tensor, classes: int) -> None:
@@ -190,7 +196,7 @@ class Health(Stateful):
         self.lost = max(0.0, self.lost + rows * (regret - self.settings.allowance))
         return Signals(
             rows=rows,
-            lost=self.lost,
+            lost=max(self.lost, seen.faded[1]),
             regret=regret,
             disagreement=disagreement,
             confidence=confidence,
@@ -221,27 +227,32 @@ class Health(Stateful):
         return self._seen
 
     def _read_balance(self) -> "_Balance":
-        if self.balance is None or self.recent is None or self.long is None or self.usual is None:
-            return _Balance([0.0, 0.0], 0.0, 0.0, False, False, False)
-        entropies = _entropies(self.balance)
+        if self.balance is None or self.recent is None or self.usual is None:
+            return _Balance([0.0, 0.0], 0.0, 0.0, [0.0, 0.0], False, False, False)
+        nats = entropies(self.balance)
         rows = float(self.balance[0].sum())
-        gain = (entropies[1] - entropies[0]) * rows / (rows + _PRIOR)
+        gain = (nats[1] - nats[0]) * rows / (rows + _PRIOR)
         few = self.settings.min_classes * min(rows, self.balance.shape[1])
         by_chance = float((self.usual / self.usual.sum()).square().sum())
         excess = (self.alike / max(self.pairs, 1.0) - by_chance) * min(1.0, self.pairs / _PRIOR)
-        own, adapted = (math.exp(h) for h in entropies)
+        own, adapted = (math.exp(h) for h in nats)
         distinct = self._distinct()
         complete = adapted >= _COMPLETE / (1 / self.balance.shape[1] + 1 / rows)  # as many as uniform draws show
         poor = own < few and not (distinct and complete and self._trust() > 0.5)
         shuffled = excess < _SORTED and not poor
         same_class = int(self.recent[0].argmax()) == int(self.recent[1].argmax())
-        narrowing = max(0.0, -gain - _DEAD_ZONE) if shuffled or not same_class else _narrowed(self.long)
-        return _Balance([own, adapted], gain, narrowing, shuffled, poor, distinct)
+        narrowing = max(0.0, -gain - _DEAD_ZONE) if shuffled or not same_class else 0.0
+        return _Balance([own, adapted], gain, narrowing, faded(self.long, self.differing), shuffled, poor, distinct)
 
     def _distinct(self) -> bool:
         """Say whether the adapted answers are about as decided as the source's and fall into groups."""
         ours, theirs, explained, weight = self.structure.tolist()
         return bool(weight > 0 and theirs >= _DECIDED * ours and explained >= _GROUPED * weight)
+
+    @property
+    def uneasy(self) -> bool:
+        """Say whether anything at all speaks against the adapted model."""
+        return self.lost > _UNEASY or self._assess().faded[0] > _UNEASY
 
     @property
     def shuffled(self) -> bool:
@@ -265,22 +276,10 @@ class _Balance:
     classes: list[float]  # effective number of classes: the source's answers, the adapted ones
     gain: float  # nats of entropy that the adapted answers have more, shrunk where few rows were seen
     narrowing: float
+    faded: list[float]  # answers lost over a long time with classes that fade: doubtful, certain
     shuffled: bool
     poor: bool
     distinct: bool
-
-
-def _entropies(counts: Tensor) -> list[float]:
-    """Return the entropy of each row of counts by class, in nats."""
-    shares = counts / counts.sum(dim=1, keepdim=True)
-    found: list[float] = (-(shares * (shares + _EPS).log()).sum(dim=1)).tolist()
-    return found
-
-
-def _narrowed(long: Tensor) -> float:
-    """Return the nats of entropy lost over a long time, once that showed the source half of the classes."""
-    own, adapted = _entropies(long)
-    return max(0.0, own - adapted - _DEAD_ZONE) if math.exp(own) > long.shape[1] / 2 else 0.0
 
 
 def _decay(memory: float, rows: float) -> float:

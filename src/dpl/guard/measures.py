@@ -1,13 +1,16 @@
 """What can be read off the logits of two models for the same rows; on the host, where one transfer brings both."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from dpl.objectives.precision import at_least_float32
 
-__all__ = ["beliefs", "both", "confidences", "explained", "margins"]
+__all__ = ["beliefs", "both", "confidences", "entropies", "explained", "faded", "margins"]
 
 _EPS = 1e-12
+_DOUBTFUL, _CERTAIN = 0.5, 3.0  # standard deviations of what seems lost over a long time with classes that fade
 
 
 def both(source: Tensor, adapted: Tensor) -> Tensor:
@@ -43,3 +46,24 @@ def explained(logits: Tensor, answers: Tensor) -> list[float]:
     between, total, groups = torch.stack([(products * shares).sum(), products.trace(), shares.trace()]).tolist()
     share = between / max(total, _EPS)
     return [share * (rows - 1) - (groups - 1), rows - groups]
+
+
+def entropies(counts: Tensor) -> list[float]:
+    """Return the entropy of each row of counts by class, in nats."""
+    shares = counts / counts.sum(dim=1, keepdim=True)
+    found: list[float] = (-(shares * (shares + _EPS).log()).sum(dim=1)).tolist()
+    return found
+
+
+def faded(long: Tensor | None, differing: float) -> list[float]:
+    """Return the nats of entropy lost over all rows of a long time, beyond two measures of chance.
+
+    Rows that merely differ lose nothing on average. It is 0 until the source has seen half of the classes.
+    """
+    own, adapted = (0.0, 0.0) if long is None else entropies(long)
+    if long is None or math.exp(own) <= long.shape[1] / 2:
+        return [0.0, 0.0]
+    shares = long[0] / long[0].sum()
+    variance = float((shares * (shares + _EPS).log().square()).sum()) - own**2
+    lost, deviation = (own - adapted) * float(long[0].sum()), math.sqrt(2 * differing * max(0.0, variance))
+    return [max(0.0, lost - chance * deviation) for chance in (_DOUBTFUL, _CERTAIN)]
