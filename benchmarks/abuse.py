@@ -3,6 +3,7 @@
     make abuse                                         # everything; hours on one core
     python benchmarks/abuse.py --parts kills damage    # some of it
     python benchmarks/abuse.py --scale 0.25            # shorter streams
+    python benchmarks/abuse.py --jobs 8                # as many processes at a time
 
 Finished tasks are kept in OUT/records.jsonl and not repeated, so that a run can be stopped and started again. Writes
 OUT/abuse.json and OUT/abuse.md; ends with code 1 if a mark was missed. The subject is the small residual network of
@@ -21,7 +22,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +45,7 @@ from dpl.errors import DplError, SnapshotCorrupt
 from dpl.snapshot import SnapshotStore
 
 Facts = dict[str, Any]
+TIMED = ("cost", "soak")
 
 
 class Task(NamedTuple):
@@ -183,29 +188,49 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="length of the streams")
     parser.add_argument("--batches", type=int, default=1000, help="of each ordinary stream in the count of alarms")
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resnet", type=Path, help="cifar10_resnet20.safetensors, for the cost in time, with")
     parser.add_argument("--images", type=Path, help="an .npz with `images` of CIFAR-10 [N, 32, 32, 3]")
     return parser.parse_args()
 
 
-def main() -> None:
-    args = arguments()
+def wanted(args: argparse.Namespace, task: Task) -> bool:
+    other = {"on": ", off", "off": ", on", "both": "\n"}[args.guard]
+    return (args.parts is None or task.part in args.parts) and not task.name.endswith(other)
+
+
+def carry_out(args: argparse.Namespace, numbers: list[int]) -> Iterator[Facts]:
+    """Run the tasks of these numbers in `--jobs` processes; what measures time has the machine to itself."""
+    parts = [task.part for task in tasks(args)]
+    timed = [number for number in numbers if args.jobs == 1 or parts[number] in TIMED]
+    for number in timed:
+        yield carry_out_one(args, number)
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        rest = [pool.submit(carry_out_one, args, number) for number in numbers if number not in timed]
+        for finished in as_completed(rest):
+            yield finished.result()
+
+
+def carry_out_one(args: argparse.Namespace, number: int) -> Facts:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
+    task = next(islice(tasks(args), number, None))
+    return attempt(task) | {"scale": args.scale}
+
+
+def main() -> None:
+    args = arguments()
     args.out.mkdir(parents=True, exist_ok=True)
     log = args.out / "records.jsonl"
     records = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     done = {(record["part"], record["name"]) for record in records}
-    for task in tasks(args):
-        wanted = (args.parts is None or task.part in args.parts) and not task.name.endswith(
-            {"on": ", off", "off": ", on", "both": "\n"}[args.guard]
-        )
-        if wanted and task[:2] not in done:
-            records.append(attempt(task) | {"scale": args.scale})
-            with log.open("a") as file:
-                file.write(json.dumps(records[-1]) + "\n")
-            print("passed" if records[-1]["passed"] else "MISSED", task.part, task.name, flush=True)
+    todo = [n for n, task in enumerate(tasks(args)) if wanted(args, task) and task[:2] not in done]
+    for record in carry_out(args, todo):
+        records.append(record)
+        with log.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        print("passed" if record["passed"] else "MISSED", record["part"], record["name"], flush=True)
     facts = {"scale": args.scale, "seed": args.seed, "torch": torch.__version__, "records": records}
     (args.out / "abuse.json").write_text(json.dumps(facts, indent=1))
     (args.out / "abuse.md").write_text(as_markdown(records))
