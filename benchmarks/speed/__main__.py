@@ -34,7 +34,7 @@ def main() -> None:
     """Measure what is not in the file yet, print a table for each network, write JSON."""
     args = _arguments()
     torch.set_num_threads(1)  # a fork of a process with a second thread would wait for it forever
-    known = {name: getattr(args, name) for name in ("threads", "clock", "together", "rounds", "batch")}
+    known = {name: getattr(args, name) for name in ("threads", "clock", "together", "batch")}
     record = Record(args.out, known | {"torch": torch.__version__})
     for key in args.networks:
         measure_network(key, args.methods or (CORE if args.core else _every_method()), args, record)
@@ -71,7 +71,7 @@ def measure_method(name: str, net: nn.Module, images: Tensor, args: argparse.Nam
     else:  # no other way was written: the same code without what makes it fast
         contenders.append(Contender("plain", functools.partial(ours, layout="as_is"), keeps_memory=False))
     with runners(contenders, images, args.clock, args.threads, args.together) as found:
-        return time_in_turns(found, len(images), args.rounds)
+        return time_in_turns(found, len(images), args.rounds, args.patience)
 
 
 def _adapted(name: str, net: nn.Module, images: Tensor, confidence: float, **options: Any) -> dpl.AdaptiveModel:
@@ -110,7 +110,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", default=list(SUBJECTS), choices=list(SUBJECTS))
     parser.add_argument("--methods", nargs="+", help="default: every method")
     parser.add_argument("--core", action="store_true", help="the best known methods alone")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="at most")
+    parser.add_argument("--patience", type=float, default=60, help="seconds after which a method gets no further round")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
         "--together", action="store_true", help="all in one process (default: each in its own, in turns)"

@@ -29,7 +29,8 @@ Facts = dict[str, Any]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 _TRIM, _MMAP = -1, -3  # parameters of glibc's mallopt
 _LARGEST_ADAPTIVE = 32 << 20  # where glibc's own threshold ends up once large blocks were freed
-_STEPS = 2  # of each contender in its turn: the first finds the caches cold
+_STEPS = 2  # of each contender in its turn: the first finds the caches cold,
+_LONG = 5.0  # which matters little where one takes so many seconds
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,10 @@ class Runner(Protocol):
     """Takes steps when told."""
 
     def start(self) -> Facts:
-        """Get ready, take a first step; what is known of the contender, or its `error`."""
+        """Get ready, take a first step; its peak of memory, what is known of the contender, or its `error`."""
 
     def best(self) -> float:
         """Take the steps of a turn; the seconds of the quickest."""
-
-    def peak(self) -> float:
-        """Megabytes that one step needs beyond what is held before it."""
 
 
 class Here:
@@ -60,6 +58,7 @@ class Here:
     def __init__(self, contender: Contender, images: Tensor, clock: str, alone: bool) -> None:
         self.contender, self.images, self.clock, self.alone = contender, images, CLOCKS[clock], alone
         self.step: Step | None = None
+        self.steps = _STEPS
 
     def start(self) -> Facts:
         self._set_allocator()
@@ -69,14 +68,14 @@ class Here:
             return {"error": str(error)}
         if self.step is None:
             return {"absent": True}
-        self.step(self.images)  # what only the first batch does: memories are empty, layouts are chosen
+        facts: Facts = {"peak": round(self.peak(), 1)}  # and what only the first batch does: layouts are chosen
         if isinstance(self.step, dpl.AdaptiveModel):
-            return {"layout": self.step.layout, "updated": bool(self.step.last["updated"])}
-        return {}
+            return facts | {"layout": self.step.layout, "updated": bool(self.step.last["updated"])}
+        return facts
 
     def best(self) -> float:
         self._set_allocator()
-        return min(self._seconds() for _ in range(_STEPS))
+        return min(self._seconds() for _ in range(self.steps))
 
     def _seconds(self) -> float:
         start = self.clock()
@@ -90,11 +89,11 @@ class Here:
             hand_memory_back()
 
     def peak(self) -> float:
+        """Return the megabytes that one step needs beyond what is held before it."""
         gc.collect()
-        hand_memory_back()
         forget_peak()
         before = peak_memory() or 0
-        self._take_step()
+        self.steps = _STEPS if self._seconds() < _LONG else 1
         return ((peak_memory() or 0) - before) / 2**20
 
     def _take_step(self) -> None:
@@ -130,9 +129,6 @@ class Apart:
     def best(self) -> float:
         return float(self._ask("best"))
 
-    def peak(self) -> float:
-        return float(self._ask("peak"))
-
     def stop(self) -> None:
         self._pipe.send_bytes(b"")
         self._process.join(timeout=10)
@@ -156,20 +152,24 @@ def runners(
             runner.stop()
 
 
-def time_in_turns(found: dict[str, Runner], images: int, rounds: int) -> Facts:
-    """Return the best milliseconds per image of each runner, its peak, and what is known of `ours`."""
+def time_in_turns(found: dict[str, Runner], images: int, rounds: int, patience: float) -> Facts:
+    """Return the best milliseconds per image of each runner, its peak, and what is known of `ours`.
+
+    No further round begins after so many seconds of `patience`.
+    """
     known = {name: runner.start() for name, runner in found.items()}
     facts = known["ours"]
     if "error" in facts:
         return facts
     present = {name: runner for name, runner in found.items() if not known[name].keys() & {"absent", "error"}}
-    best = dict.fromkeys(present, float("inf"))
-    for _ in range(rounds):
-        for name, runner in present.items():
-            best[name] = min(best[name], runner.best())
+    begun, done = time.monotonic(), 1
+    best = {name: runner.best() for name, runner in present.items()}
+    while done < rounds and time.monotonic() - begun < patience:
+        best = {name: min(best[name], runner.best()) for name, runner in present.items()}
+        done += 1
     times = {name: seconds * 1e3 / images for name, seconds in best.items()}
-    peaks = {f"peak_{name}": round(runner.peak(), 1) for name, runner in present.items() if name != "floor"}
-    return facts | times | peaks
+    peaks = {f"peak_{name}": known[name]["peak"] for name in present if name != "floor"}
+    return {key: facts[key] for key in ("layout", "updated")} | times | peaks | {"rounds": done}
 
 
 def hand_memory_back() -> None:

@@ -23,7 +23,7 @@ class Subject:
 SUBJECTS = {
     "resnet20": Subject("resnet20", 32, 64),
     "resnet18": Subject("resnet18", 224, 32),
-    "resnet50": Subject("resnet50", 224, 16),
+    "resnet50": Subject("resnet50", 224, 8),
     "efficientnet_lite0": Subject("tf_efficientnet_lite0", 128, 32),
     "mobilenet_v2": Subject("mobilenetv2_100", 224, 16),
     "vit_small": Subject("vit_small_patch16_224", 224, 8),
