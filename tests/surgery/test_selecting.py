@@ -64,6 +64,18 @@ def test_the_gradients_are_the_same(chosen: list[int], inplace: bool, layout: to
         assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("inside", [[2, 4], [1, 4, 5], []])
+def test_the_maps_of_a_watched_layer_take_part(inside: list[int]) -> None:
+    network = Network(net(), needs_classifier=True)
+    found = []
+    for out in (network.selecting(IMAGES, watch="3"), network._watching(IMAGES, "3")):
+        assert out.maps is not None
+        loss = out.z[[1, 4]].square().sum() + out.maps[inside].square().sum()
+        found.append(torch.autograd.grad(loss, list(network.module.parameters())[:-2]))
+    for ours, plain in zip(*found, strict=True):
+        assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-6)
+
+
 class Counting(TorchDispatchMode):
     """Counts the samples of every convolution, forward and back."""
 
@@ -159,14 +171,18 @@ def test_a_second_derivative_goes_through_the_whole_graph() -> None:
     assert torch.allclose(second(network.selecting(IMAGES.double()).logits), second(network(IMAGES.double()).logits))
 
 
-@pytest.mark.parametrize("method", ["pl", "dpl", "arcface", "proxy_nca", "shot_im", "shot"])
+@pytest.mark.parametrize(
+    "method", ["pl", "dpl", "arcface", "proxy_nca", "shot_im", "shot", "dpl_dagger:two_pass", "dpl_dagger:carry_over"]
+)
 def test_methods_adapt_alike(method: str, monkeypatch) -> None:
     batches = torch.rand(4, 8, 3, 16, 16, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         confidence = float(net()(batches[0]).softmax(dim=1).amax(dim=1).median())
-    settings = {} if method.startswith("shot") else {"confidence": confidence}
+    method, _, style = method.partition(":")
+    settings: dict[str, Any] = {} if method.startswith("shot") else {"confidence": confidence}
+    settings |= {"style": style, "style_layer": "3"} if style else {}
     short, plain = (dpl.adapt(copy.deepcopy(net()), method, lr=1e-3, **settings) for _ in range(2))
-    monkeypatch.setattr(plain._network, "selecting", plain._network.__call__)
+    monkeypatch.setattr(plain._network, "selecting", lambda images, watch=None: plain._network._watching(images, watch))
     for batch in batches:
         assert torch.allclose(short(batch), plain(batch), atol=1e-5)
     assert any(not torch.equal(a, b) for a, b in zip(short.model.parameters(), net().parameters(), strict=True))

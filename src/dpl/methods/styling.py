@@ -87,17 +87,12 @@ class StyleTransfer(Stateful):
 
     def _watched_pass(self, images: Tensor) -> Pass:
         """Run the batch and remember its maps, each BatchNorm layer's statistics, and what the prefix gave."""
-        seen: list[Tensor] = []
-
-        def look(maps: Tensor) -> Tensor:
-            seen.append(maps)
-            return maps
-
         with self.network.norm.using(Running()):
             replayed = self.replay.possible(images) and self.network.starts_anywhere
         with self.network.norm.recording() as statistics, self.replay.recording(images) as outputs:
-            out = self.network(images, at=self.layer, change=look)
-        self._first = _FirstPass(seen[-1], Recall(statistics), outputs if replayed else None)
+            out = self.network.selecting(images, watch=self.layer)
+        if out.maps is not None:
+            self._first = _FirstPass(out.maps, Recall(statistics), outputs if replayed else None)
         return out
 
     def _styles(self, labels: Tensor, count: int) -> Statistics | None:

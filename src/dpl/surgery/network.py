@@ -1,7 +1,7 @@
 """The private copy of a network, with the places that methods need made reachable."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,7 @@ class Pass:
     images: Tensor  # [B, ...]
     logits: Tensor  # [B, C]
     features: Tensor | None  # [B, d], the classifier's input
+    maps: Tensor | None = None  # [B, ...], the output of a layer that was watched
 
     @cached_property
     def probabilities(self) -> Tensor:
@@ -46,8 +47,8 @@ class Pass:
         return self.features
 
     def __getitem__(self, rows: slice | Tensor) -> "Pass":
-        features = None if self.features is None else self.features[rows]
-        return Pass(self.images[rows], self.logits[rows], features)
+        features, maps = (None if value is None else value[rows] for value in (self.features, self.maps))
+        return Pass(self.images[rows], self.logits[rows], features, maps)
 
 
 class Network:
@@ -88,24 +89,36 @@ class Network:
             handle.remove()
         return Pass(images, logits, inputs[-1] if inputs else None)
 
-    def selecting(self, images: Tensor) -> Pass:
+    def selecting(self, images: Tensor, *, watch: str | None = None) -> Pass:
         """Run the network for a loss that may select samples: what it does not select is not differentiated.
 
-        The outputs are those of a plain call; nothing inside the network may be watched or changed meanwhile.
+        The outputs are those of a plain call, with the maps of a layer to `watch` among them; nothing else inside the
+        network may be watched or changed meanwhile.
         """
         norm, cpu = self.norm, images.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         learns = torch.is_grad_enabled() and not images.requires_grad  # the images' own gradient needs the whole graph
-        whole = norm.rows is None and norm.groups == 1 and norm.recorded is None and self.starts_anywhere
+        whole = norm.rows is None and norm.groups == 1 and self.starts_anywhere
         parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
         able = cpu and learns and whole and bool(parameters) and self._convolutional
         if not able or not norm.keeps_samples_apart:
-            return self(images)
+            return self._watching(images, watch)
 
         def run(batch: Tensor) -> Pass:
             with norm.using(Running()):
-                return self(batch)
+                return self._watching(batch, watch)
 
         return self._selecting(run, images, parameters)
+
+    def _watching(self, images: Tensor, layer: str | None) -> Pass:
+        if layer is None:
+            return self(images)
+        seen: list[Tensor] = []
+
+        def look(maps: Tensor) -> Tensor:
+            seen.append(maps)
+            return maps
+
+        return replace(self(images, at=layer, change=look), maps=seen[-1])
 
     @property
     def classifier(self) -> nn.Linear:

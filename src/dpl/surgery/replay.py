@@ -2,8 +2,8 @@
 
 A first pass keeps the outputs of the modules that finish before the layer does. In a second one those modules answer
 with what they gave before, the layer answers with changed maps, and everything behind it runs as usual; gradients
-flow into the graph of the first pass. Whether a network can be run so (no connection leads around the layer, nothing
-is overwritten in place) is tried once, on three images, for each image shape.
+flow into whatever those maps were made of. Whether a network can be run so (no connection leads around the layer,
+nothing is overwritten in place) is tried once, on three images, for each image shape.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ class Replay:
 
         def keep(module: nn.Module, _inputs: Any, output: Any) -> None:
             if plan is not None and len(outputs[module]) < plan[module]:
-                outputs[module].append(output)
+                outputs[module].append(_without_graph(output))
 
         with _hooked(outputs, keep):
             yield outputs
@@ -122,6 +122,13 @@ def maps_in(output: Any) -> Tensor:
 def put_maps(output: Any, maps: Tensor) -> Any:
     """Return a layer's output with other maps."""
     return (maps, *output[1:]) if isinstance(output, tuple) else maps
+
+
+def _without_graph(output: Any) -> Any:
+    """Return an output that holds no graph: only a layer's maps are differentiated, and those are given anew."""
+    if isinstance(output, tuple):
+        return tuple(_without_graph(value) for value in output)
+    return output.detach() if isinstance(output, Tensor) else output
 
 
 @contextmanager

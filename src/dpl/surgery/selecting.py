@@ -54,10 +54,9 @@ class Selecting:
         late = shared.work[0] > _FROZEN * sum(shared.work)
         if not kept or late or not out.logits.requires_grad or not self._treats_samples_apart(run, images):
             return out
-        features = None if out.features is None else out.features.detach()
+        outputs = [None if value is None else value.detach() for value in _outputs(out)]
         record = _Record(out, images, kept, run, shared)
-        logits, features = _Selected.apply(record, out.logits.detach(), features, *parameters)  # type: ignore[no-untyped-call]
-        return type(out)(images, logits, features)
+        return type(out)(images, *_Selected.apply(record, *outputs, *parameters))  # type: ignore[no-untyped-call]
 
     def _treats_samples_apart(self, run: Run, images: Tensor) -> bool:
         shape = images.shape[1:]
@@ -100,24 +99,29 @@ class _Selected(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, record: _Record, logits: Tensor, features: Tensor | None, *parameters: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+        ctx: Any, record: _Record, logits: Tensor, features: Tensor | None, maps: Tensor | None, *parameters: Tensor
+    ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         ctx.record, ctx.parameters = record, parameters
-        return logits.clone(), None if features is None else features.clone()
+        return tuple(None if value is None else value.clone() for value in (logits, features, maps))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         alive = [(gradient.flatten(1) != 0).any(dim=1) for gradient in grads if gradient is not None]
         rows = torch.stack(alive).any(dim=0).nonzero()[:, 0] if alive else torch.empty(0)
+        nothing = (None, None, None, None)
         if not len(rows):
-            return None, None, None, *(None for _ in ctx.parameters)
+            return *nothing, *(None for _ in ctx.parameters)
         again = torch.is_grad_enabled()  # a second derivative is wanted
         if again or len(rows) > _WORTH * len(alive[0]):
             rows = torch.arange(len(alive[0]))
         with torch.enable_grad():
             out = ctx.record.give(rows, len(rows) == len(alive[0]))
-        pairs = [(o, g[rows]) for o, g in zip((out.logits, out.features), grads, strict=True) if g is not None]
+        pairs = [(o, g[rows]) for o, g in zip(_outputs(out), grads, strict=True) if g is not None]
         outputs, directions = zip(*pairs, strict=True)
         found = torch.autograd.grad(outputs, ctx.parameters, directions, allow_unused=True, create_graph=again)
-        return None, None, None, *found
+        return *nothing, *found
+
+
+def _outputs(out: "Pass") -> tuple[Tensor | None, ...]:
+    return out.logits, out.features, out.maps
