@@ -117,6 +117,7 @@ def test_a_network_gives_the_same_answers_and_gradients(monkeypatch: pytest.Monk
     images = maps(8, 3, 10, 10)
     plain = net().requires_grad_(False)
     ours = Network(plain)
+    ours.train_only("affine")
     found = []
     for module in (ours.module, copy.deepcopy(plain)):
         scales = [layer.weight.requires_grad_(True) for layer in module if isinstance(layer, nn.BatchNorm2d)]
@@ -126,6 +127,13 @@ def test_a_network_gives_the_same_answers_and_gradients(monkeypatch: pytest.Monk
     assert taken == [1]  # by our network alone
     for a, b in zip(*found, strict=True):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_teacher_whose_weights_follow_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "convolve", lambda *args: pytest.fail("weights that change were transformed"))
+    model = dpl.adapt(net(), "cotta", layout="channels_last", views=2)
+    for _ in range(3):
+        model(maps(8, 3, 10, 10))
 
 
 def test_tent_adapts_with_it_as_without(monkeypatch: pytest.MonkeyPatch) -> None:

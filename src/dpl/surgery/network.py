@@ -59,7 +59,8 @@ class Network:
     def __init__(self, model: nn.Module, *, classifier: str | None = None, needs_classifier: bool = False) -> None:
         self.module = private_copy(model).eval()
         self.norm: NormControl = install(self.module)
-        self._selecting = Selecting(install_convolutions(self.module, self.norm))
+        self._convolutions = install_convolutions(self.module, self.norm)
+        self._selecting = Selecting(self._convolutions)
         install_clipping(self.module)
         self.classifier_name = self._split(classifier, needs_classifier)
         self.confirmed = classifier is not None or self.classifier_name is None
@@ -160,6 +161,7 @@ class Network:
         """Make the parameters of `scope` (from the module `start` on) trainable, all others not; return those."""
         if scope in ("classifier", "features"):
             _ = self.classifier  # raises if there is none to tell apart
+        self._convolutions.steady = True
         return select(self.module, scope, self.classifier_name, start)
 
     @torch.no_grad()

@@ -38,16 +38,17 @@ class Convolutions:
     """What the convolutions of one network share."""
 
     norm: NormControl  # whose rule tells whether samples meet in a layer
+    steady: bool = False  # weights that take no gradient never change
     kept: dict[nn.Module, list[tuple[Tensor, int]]] | None = None  # outputs of the pass that is being kept
     answers: dict[nn.Module, list[Tensor]] | None = None  # the outputs that a repeated pass gets,
     rows: Tensor | None = None  # of these samples
     work: list[int] = field(default_factory=lambda: [0, 0])  # multiplications of the kept pass: not kept, kept
 
     @property
-    def whole(self) -> bool:
-        """Say whether this is a pass in which no sample will be left out and no output is kept or given."""
+    def plain(self) -> bool:
+        """Say whether weights are steady, no sample will be left out, and no output is kept or given."""
         told = self.kept is not None or self.answers is not None
-        return not (told or (torch.is_grad_enabled() and self.norm.keeps_samples_apart))
+        return self.steady and not (told or (torch.is_grad_enabled() and self.norm.keeps_samples_apart))
 
     def keep(self, layer: nn.Module, output: Tensor, work: int, learns: bool) -> None:
         """Keep an output, if a pass is being kept and it belongs to what learns."""
@@ -79,10 +80,10 @@ def uninstall_convolutions(module: nn.Module) -> None:
 
 
 def _make_forward(original: type[nn.Module]) -> Forward:
-    plain = original.forward is nn.Conv2d.forward
+    usual = original.forward is nn.Conv2d.forward
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        if plain and self.convolutions.whole and suits(self, x):
+        if usual and self.convolutions.plain and suits(self, x):
             return convolve(x, self.weight, self.bias)
         if not torch.is_grad_enabled() or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return original.forward(self, x)  # type: ignore[no-any-return]

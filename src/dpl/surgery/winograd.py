@@ -68,7 +68,7 @@ def transformed(weight: Tensor) -> Tensor:
     places = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]]
     spread = torch.tensor(places, dtype=torch.float64, device=weight.device)
     kernel = torch.einsum("ia,kcab,jb->ijck", spread, weight.detach().double(), spread)
-    return kernel.reshape(16, weight.shape[1], weight.shape[0]).to(weight.dtype)
+    return kernel.reshape(16, weight.shape[1], weight.shape[0]).to(weight.dtype).contiguous()
 
 
 class _Winograd(torch.autograd.Function):
