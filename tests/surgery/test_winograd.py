@@ -133,7 +133,7 @@ def test_a_teacher_whose_weights_follow_is_left_to_the_library(monkeypatch: pyte
     monkeypatch.setattr(rows, "convolve", lambda *args: pytest.fail("weights that change were transformed"))
     model = dpl.adapt(net(), "cotta", layout="channels_last", views=2)
     for _ in range(3):
-        model(maps(8, 3, 10, 10))
+        model(maps(8, 3, 10, 10).sigmoid())
 
 
 def test_tent_adapts_with_it_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
