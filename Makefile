@@ -3,8 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Most of what is installed is never imported: compiling it all beforehand would take longer than the rest.
-QUICKLY := --quiet --disable-pip-version-check --no-compile
+PIP_OPTIONS := --quiet --disable-pip-version-check
 
 .PHONY: demo test docs abuse bench clean
 
@@ -36,8 +35,8 @@ bench: $(STAMP)
 # torch first and constrained: an unconstrained resolve would pull a CUDA build.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(QUICKLY) -c constraints.txt torch numpy setuptools
-	$(BIN)/python -m pip install $(QUICKLY) -c constraints.txt --no-build-isolation -e '.[demo,bench,serve,docs,dev]'
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt torch numpy setuptools
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt --no-build-isolation -e '.[demo,bench,serve,docs,dev]'
 	touch $(STAMP)
 
 clean:
