@@ -65,6 +65,8 @@ def measure_method(name: str, net: nn.Module, images: Tensor, args: argparse.Nam
         Contender("ours", ours),
         Contender("floor", lambda: floor_step(copy.deepcopy(net), ours())),
     ]
+    if name.startswith("dpl_dagger"):  # which is dpl and more: how much more?
+        contenders.append(Contender("dpl", functools.partial(_adapted, "dpl", net, images, confidence)))
     usual = USUAL.get(name.split(":")[0])
     if usual is not None:
         contenders.append(Contender("usual", lambda: usual(copy.deepcopy(net), confidence), keeps_memory=False))

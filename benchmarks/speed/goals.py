@@ -33,10 +33,10 @@ def goals(rows: Rows) -> Iterator[tuple[str, str, str, float, float, bool]]:
             yield "usual / ours", network, method, 3, row["usual"] / row["ours"], True
         if method in ("t3a", "lame"):
             yield "x source", network, method, 1.1, row["ours"] / row["source"], False
-        if method.startswith("dpl_dagger") and (network, "dpl") in rows:
+        if "dpl" in row:
             asked = 1.45 if method.endswith("carry_over") else 1.9
-            yield "x dpl", network, method, asked, row["ours"] / rows[network, "dpl"]["ours"], False
-            yield "x dpl's floor", network, method, asked, row["ours"] / rows[network, "dpl"]["floor"], False
+            yield "x dpl", network, method, asked, row["ours"] / row["dpl"], False
+            yield "x dpl's floor", network, method, asked, row["ours"] / row["floor"], False
     for (network, method), row in rows.items():
         ratio = row.get("usual", row.get("plain")) / row["ours"]
         if ratio < 1:
