@@ -91,6 +91,7 @@ class Here:
     def peak(self) -> float:
         """Return the megabytes that one step needs beyond what is held before it."""
         gc.collect()
+        trim()  # what was freed before, here or in the parent, would hide what the step needs
         forget_peak()
         before = peak_memory() or 0
         self.steps = _STEPS if self._seconds() < _LONG else 1
@@ -178,7 +179,13 @@ def hand_memory_back() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP, _LARGEST_ADAPTIVE)
         library.mallopt(_TRIM, 2 * _LARGEST_ADAPTIVE)
-        library.malloc_trim(0)
+    trim()
+
+
+def trim() -> None:
+    """Return freed memory now."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def source_step(net: nn.Module) -> Step:
