@@ -26,7 +26,7 @@ abuse: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/abuse.py --out runs/abuse
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serve_abuse.py
 
-# Speed and memory of every method, and how they grow; about half an hour on two idle cores.
+# Speed and memory of every method, and how they grow; some hours on two idle cores. Stopped and started again, it goes on.
 bench: $(STAMP)
 	mkdir -p runs/bench
 	cd benchmarks && $(abspath $(BIN))/python -m speed --out ../runs/bench/speed.json
