@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 from speed.networks import SUBJECTS, make_images, make_network
-from torch import nn
+from speed.usual import train_affine, use_batch_statistics
 
 from dpl.allocator import keep_freed_memory
 from dpl.surgery.layout import channels_last
@@ -26,7 +26,9 @@ def main() -> None:
     for key in sys.argv[1:] or ("resnet18", "efficientnet_lite0", "vit_small"):
         subject = SUBJECTS[key]
         images = make_images(subject).contiguous(memory_format=torch.channels_last)
-        net = train_normalisation(make_network(subject, images)._apply(channels_last))
+        net = make_network(subject, images)._apply(channels_last)
+        train_affine(net)
+        use_batch_statistics(net)
         ways = {"eager": net, "compiled": torch.compile(net)}
         began = time.perf_counter()
         for way in ways.values():
@@ -35,18 +37,6 @@ def main() -> None:
         compiling = time.perf_counter() - began
         gains = " ".join(f"{run.__name__} {gain(run, ways, images):.2f}" for run in (step, infer))
         print(f"{key}: eager / compiled {gains}; {compiling:.0f} s to compile", flush=True)
-
-
-def train_normalisation(net: nn.Module) -> nn.Module:
-    """Train the affine parameters of normalisation layers under batch statistics, nothing else."""
-    net.requires_grad_(False)
-    for layer in net.modules():
-        if isinstance(layer, (nn.BatchNorm2d, nn.LayerNorm)):
-            layer.requires_grad_(True)
-        if isinstance(layer, nn.BatchNorm2d):
-            layer.train()
-            layer.track_running_stats = False
-    return net
 
 
 def step(net: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor) -> None:

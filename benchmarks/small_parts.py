@@ -16,6 +16,7 @@ import dpl
 from dpl.allocator import keep_freed_memory
 from dpl.objectives.moments import variance_and_mean
 from dpl.surgery.rows import _by_shifts
+from dpl.surgery.winograd import convolve
 from dpl.views import cotta_view, seeded
 
 
@@ -24,6 +25,7 @@ def main() -> None:
     torch.set_num_threads(1)
     count_page_faults()
     compare_depthwise()
+    compare_winograd()
     maps = torch.rand(16, 64, 56, 56).contiguous(memory_format=torch.channels_last)
     compare(
         "mean and variance of 16 x 64 x 56 x 56, ms",
@@ -77,6 +79,22 @@ def compare_depthwise() -> None:
         {
             "the library's": lambda: torch.ops.aten.convolution_backward(gradient, x, weight, None, *fixed),
             "ours": lambda: _by_shifts(gradient, x, weight, (2, 2)),
+        },
+    )
+
+
+@torch.no_grad()
+def compare_winograd() -> None:
+    """Compare a 3 x 3 convolution of frozen weights."""
+    x, weight = (
+        torch.randn(shape).contiguous(memory_format=torch.channels_last)
+        for shape in ((32, 256, 14, 14), (256, 256, 3, 3))
+    )
+    compare(
+        "3 x 3 convolution of 32 maps of 256 x 14 x 14, ms",
+        {
+            "the library's": lambda: torch.nn.functional.conv2d(x, weight, padding=1),
+            "ours": lambda: convolve(x, weight),
         },
     )
 

@@ -20,14 +20,16 @@ Step = Callable[[Tensor], Tensor]
 LR = 1e-8  # too small to move the networks while they are timed
 
 
-def _batch_statistics(net: nn.Module) -> None:
+def use_batch_statistics(net: nn.Module) -> None:
+    """Normalise by the batch."""
     for layer in net.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.train()
             layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
 
 
-def _affine(net: nn.Module) -> list[nn.Parameter]:
+def train_affine(net: nn.Module) -> list[nn.Parameter]:
+    """Train the affine parameters of normalisation layers alone, and return them."""
     net.requires_grad_(False)
     norms = (nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm)
     chosen = [p for layer in net.modules() if isinstance(layer, norms) for p in layer.parameters()]
@@ -74,14 +76,14 @@ def source(net: nn.Module, _confidence: float) -> Step:
 
 def norm(net: nn.Module, _confidence: float) -> Step:
     """Batch statistics."""
-    _batch_statistics(net)
+    use_batch_statistics(net)
     return source(net, 0)
 
 
 def tent(net: nn.Module, _confidence: float) -> Step:
     """Entropy through affine parameters."""
-    parameters = _affine(net)
-    _batch_statistics(net)
+    parameters = train_affine(net)
+    use_batch_statistics(net)
 
     def loss(images: Tensor) -> tuple[Tensor, Tensor]:
         logits = net(images)
@@ -118,8 +120,8 @@ def shot_im(net: nn.Module, _confidence: float) -> Step:
 
 def eta(net: nn.Module, _confidence: float) -> Step:
     """Entropy of reliable samples, weighted."""
-    parameters = _affine(net)
-    _batch_statistics(net)
+    parameters = train_affine(net)
+    use_batch_statistics(net)
 
     def loss(images: Tensor) -> tuple[Tensor, Tensor]:
         logits = net(images)
@@ -132,8 +134,8 @@ def eta(net: nn.Module, _confidence: float) -> Step:
 
 def cpl(net: nn.Module, _confidence: float) -> Step:
     """Conjugate pseudo-labels, a linear system for each sample, and the answer of a second pass."""
-    parameters = _affine(net)
-    _batch_statistics(net)
+    parameters = train_affine(net)
+    use_batch_statistics(net)
 
     def loss(images: Tensor) -> tuple[Tensor, Tensor]:
         logits = net(images)
@@ -153,8 +155,8 @@ def cpl(net: nn.Module, _confidence: float) -> Step:
 
 def sar(net: nn.Module, _confidence: float) -> Step:
     """Sharpness-aware entropy: two forward and two backward passes."""
-    parameters = _affine(net)
-    _batch_statistics(net)
+    parameters = train_affine(net)
+    use_batch_statistics(net)
     optimizer = torch.optim.SGD(parameters, lr=LR, momentum=0.9)
 
     def step(images: Tensor) -> Tensor:
@@ -256,7 +258,7 @@ def cotta(net: nn.Module, _confidence: float) -> Step:
     """A view-averaged teacher, an anchor, loops over parameters to average and to restore."""
     teacher, anchor, initial = deepcopy(net), deepcopy(net), deepcopy(net.state_dict())
     for each in (net, teacher, anchor):
-        _batch_statistics(each)
+        use_batch_statistics(each)
     optimizer = torch.optim.Adam(net.parameters(), lr=LR)
 
     def step(images: Tensor) -> Tensor:

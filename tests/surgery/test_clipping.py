@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import dpl
-from dpl.surgery.clipping import install_clipping, uninstall_clipping
+from dpl.surgery import Network
+from dpl.surgery.clipping import Clipping
 
 
 class Shifted(nn.ReLU6):
@@ -30,7 +31,7 @@ X = 8 * torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
 def test_values_and_gradients_are_the_same(act: type[nn.Module], inplace: bool) -> None:
     plain = net(act, inplace)
     ours = copy.deepcopy(plain)
-    install_clipping(ours)
+    Clipping(ours)
     assert torch.equal(ours(X), plain(X))
     found, expected = ([*torch.autograd.grad(m(X).square().sum(), list(m.parameters()))] for m in (ours, plain))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -38,7 +39,7 @@ def test_values_and_gradients_are_the_same(act: type[nn.Module], inplace: bool) 
 
 def test_values_at_the_bounds_get_no_gradient() -> None:
     layer = nn.ReLU6()
-    install_clipping(layer)
+    Clipping(layer)
     x = torch.tensor([-1.0, 0.0, 3.0, 6.0, 7.0], requires_grad=True)
     layer(x).sum().backward()
     assert x.grad is not None
@@ -47,14 +48,14 @@ def test_values_at_the_bounds_get_no_gradient() -> None:
 
 def test_second_derivatives() -> None:
     layer = nn.ReLU6(inplace=False).double()
-    install_clipping(layer)
+    Clipping(layer)
     x = torch.tensor([-1.0, 0.5, 3.0, 7.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda v: layer(v).square(), (x,))
 
 
 def test_no_copy_of_the_input_is_kept() -> None:
     ours = net()
-    install_clipping(ours)
+    Clipping(ours)
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         ours[1](ours[0](X))
@@ -69,10 +70,10 @@ def test_no_copy_of_the_input_is_kept() -> None:
 
 def test_taken_twice_and_put_back() -> None:
     module = net()
-    install_clipping(module)
-    install_clipping(module)
+    Clipping(module)
+    twice = Clipping(module)
     assert type(module[1]) is not nn.ReLU6
-    uninstall_clipping(module)
+    twice.remove()
     assert type(module[1]) is nn.ReLU6
 
 
@@ -84,3 +85,26 @@ def test_the_private_copy_alone_is_changed() -> None:
     model(torch.rand(4, 3, 8, 8))
     assert type(original[2]) is nn.ReLU6
     assert bool(model.last["updated"])
+
+
+class Overwriting(nn.Module):
+    """Adds to an activation's output in place, which the library's activation allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU6(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(2 * x)
+        y += x
+        return y
+
+
+def test_outputs_that_are_overwritten_get_the_librarys_activation() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 8), Overwriting(), nn.Linear(8, 3))
+    ours = Network(plain)
+    found = torch.autograd.grad(ours(X).logits.square().sum(), list(ours.module.parameters()))
+    expected = torch.autograd.grad(plain(X).square().sum(), list(plain.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert type(ours.module.get_submodule("1.act")) is nn.ReLU6

@@ -2,7 +2,7 @@
 
 The gradient passes where the input lies between the bounds, which the output tells as well. The library keeps the
 input, so that an activation in place copies it first: one more pass over every map of a mobile network, and twice the
-memory.
+memory. A network that overwrites such an output later needs the library's way; the first pass that learns shows it.
 """
 
 from typing import Any
@@ -13,21 +13,32 @@ from torch.nn.functional import hardtanh
 
 from dpl.surgery.subclass import Forward, Subclasses, put_back
 
-__all__ = ["install_clipping", "uninstall_clipping"]
+__all__ = ["Clipping"]
 
 
-def install_clipping(module: nn.Module) -> None:
-    """Let the clipped activations below `module` remember their outputs."""
-    for layer in list(module.modules()):
-        if isinstance(layer, nn.Hardtanh):
-            _remembering.take(layer)
+class Clipping:
+    """The clipped activations of one network, which remember their outputs while nothing overwrites those."""
 
+    def __init__(self, module: nn.Module) -> None:
+        self._layers = [layer for layer in module.modules() if isinstance(layer, nn.Hardtanh)]
+        self.outputs: list[tuple[Tensor, int]] | None = []  # of the first pass that learns, with their versions
+        for layer in self._layers:
+            _remembering.take(layer, clipping=self)
 
-def uninstall_clipping(module: nn.Module) -> None:
-    """Give every clipped activation its own class back."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Hardtanh):
-            put_back(layer)
+    def fails(self) -> bool:
+        """Say, after the first pass that learns, whether it overwrote an output; then the layers are as before."""
+        if not self.outputs:
+            return False
+        outputs, self.outputs = self.outputs, None
+        overwritten = any(output._version != version for output, version in outputs)
+        if overwritten:
+            self.remove()
+        return overwritten
+
+    def remove(self) -> None:
+        """Give every layer its own class back."""
+        for layer in self._layers:
+            put_back(layer, "clipping")
 
 
 def _make_forward(original: type[nn.Module]) -> Forward:
@@ -36,7 +47,10 @@ def _make_forward(original: type[nn.Module]) -> Forward:
     def forward(self: Any, x: Tensor) -> Tensor:
         if not plain or not torch.is_grad_enabled() or not x.requires_grad:
             return original.forward(self, x)  # type: ignore[no-any-return]
-        return _Clip.apply(x, self.min_val, self.max_val, self.inplace)  # type: ignore[no-any-return, no-untyped-call]
+        output: Tensor = _Clip.apply(x, self.min_val, self.max_val, self.inplace)  # type: ignore[no-untyped-call]
+        if self.clipping.outputs is not None:
+            self.clipping.outputs.append((output.detach(), output._version))
+        return output
 
     return forward
 

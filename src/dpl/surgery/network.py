@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from dpl.errors import ModelError
 from dpl.objectives.precision import at_least_float32
-from dpl.surgery.clipping import install_clipping
+from dpl.surgery.clipping import Clipping
 from dpl.surgery.copying import private_copy
 from dpl.surgery.norm import NormControl, Running, install
 from dpl.surgery.rows import install_convolutions
@@ -61,7 +61,7 @@ class Network:
         self.norm: NormControl = install(self.module)
         self._convolutions = install_convolutions(self.module, self.norm)
         self._selecting = Selecting(self._convolutions)
-        install_clipping(self.module)
+        self._clipping = Clipping(self.module)
         self.classifier_name = self._split(classifier, needs_classifier)
         self.confirmed = classifier is not None or self.classifier_name is None
 
@@ -81,14 +81,18 @@ class Network:
             with at_layer(self.module, at, change):
                 return self(images)
         if self.classifier_name is None:
-            return Pass(images, logits_of(self.module(images)), None)
+            return Pass(images, self._logits(images), None)
         inputs: list[Tensor] = []
         handle = self.classifier.register_forward_pre_hook(lambda _layer, args: inputs.append(args[0]))
         try:
-            logits = logits_of(self.module(images))
+            logits = self._logits(images)
         finally:
             handle.remove()
         return Pass(images, logits, inputs[-1] if inputs else None)
+
+    def _logits(self, images: Tensor) -> Tensor:
+        logits = logits_of(self.module(images))
+        return logits_of(self.module(images)) if self._clipping.fails() else logits
 
     def selecting(self, images: Tensor, *, watch: str | None = None) -> Pass:
         """Run the network for a loss that may select samples: what it does not select is not differentiated.
