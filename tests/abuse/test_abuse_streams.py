@@ -20,6 +20,7 @@ def streams() -> dict[str, list[Batch]]:
         "runs": runs("shifted", 32 * BATCHES),
         "one_class": one_class("noise", 32 * BATCHES) + iid("noise", 32 * 10),
         "single": iid("noise", 128, size=1),
+        "pairs": iid("noise", 64, size=2),
     }
 
 
@@ -54,12 +55,13 @@ def test_batch_statistics_do_no_harm_in_other_orders_of_the_classes(shift: str, 
     assert source_score(batches).right - run(adapted("norm"), batches).right <= 32
 
 
-@pytest.mark.parametrize("name", ["tent", "norm", "pl"])
-def test_single_images_do_no_harm(name: str) -> None:
-    assert lost(name, "single") <= 12
+@pytest.mark.parametrize("stream", ["single", "pairs"])
+@pytest.mark.parametrize("name", ["tent", "norm", "pl", "tsd", "rmt", "auto"])
+def test_small_batches_do_no_harm(name: str, stream: str) -> None:
+    assert lost(name, stream) <= 0
 
 
-@pytest.mark.parametrize("stream", ["correlated", "one_class", "single"])
+@pytest.mark.parametrize("stream", ["correlated", "one_class", "single", "pairs"])
 def test_without_the_guard_these_streams_ruin_tent(stream: str) -> None:
     batches = streams()[stream]
     assert run(adapted("tent", guard=False), batches).accuracy < source_score(batches).accuracy - 20

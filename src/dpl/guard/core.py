@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from dpl.guard.events import Event, Journal
 from dpl.guard.health import Health, Signals
 from dpl.guard.inputs import RowCheck, Unanswerable, rows_or_zeros, spread, without
-from dpl.guard.policy import FREEZE, RESET, ROLL_BACK, Ladder
+from dpl.guard.policy import FREEZE, ROLL_BACK, WHY, Ladder
+from dpl.guard.probation import SMALL, TRIAL, Probation
 from dpl.guard.settings import GuardSettings
 from dpl.guard.ward import Before, KeptState, Ward, all_finite
 from dpl.methods.state import Stateful
@@ -30,17 +31,7 @@ from dpl.surgery.split import logits_of
 __all__ = ["Guard"]
 
 _FRESH = 128  # rows that are all looked at after a start, a reset or a thaw
-_TRIAL = 512  # rows that a model which was set aside has to answer well beside the source
-_FEWEST_ROWS = 8
 _KEEP_EVERY = 16  # batches between copies of a healthy state
-_WHY = {
-    "hold": "too few classes to learn from: the last healthy state answers and does not learn, or else the source",
-    "release": "enough classes again: learning goes on",
-    "forget": "a long stretch of few classes ended: back to the last healthy state",
-    ROLL_BACK: "back to the last healthy state",
-    RESET: "back to the source model",
-    FREEZE: "the source answers until adaptation passes a trial",
-}
 
 
 class Guard(Stateful):
@@ -58,8 +49,8 @@ class Guard(Stateful):
         self._source = private_copy(model).eval().requires_grad_(False)
         self.declare(batches=0, looked=0, unlooked=0, unkept=0, owed=0.0)
         self.rows, self.health, self.ladder = RowCheck(settings), Health(settings), Ladder(settings)
-        self.journal, self.healthy = Journal(settings.log), KeptState()
-        for name in ("rows", "health", "ladder", "journal", "healthy"):
+        self.journal, self.healthy, self.probation = Journal(settings.log), KeptState(), Probation()
+        for name in ("rows", "health", "ladder", "journal", "healthy", "probation"):
             self.declare_part(name, getattr(self, name))
         self._before = Before()
         self.report: dict[str, Any] = {}
@@ -118,7 +109,8 @@ class Guard(Stateful):
         ward = reins(kept if len(kept) else torch.zeros_like(images[:1]))
         if len(kept) == 0:
             return spread(self._blank(images), refused, len(images))
-        logits = self.source(kept) if self.frozen else ward.method.predict(kept).detach()
+        by_source = self.frozen or self._on_probation(kept)
+        logits = self.source(kept) if by_source else ward.method.predict(kept).detach()
         if not all_finite([logits]):
             logits = self.source(kept)
         return spread(rows_or_zeros(logits), refused, len(images))
@@ -162,23 +154,26 @@ class Guard(Stateful):
     def _rows_to_look_at(self, logits: Tensor) -> Tensor | None:
         """Return the rows of this batch to show to the source too: all, some, or None."""
         count, device, surprise = len(logits), logits.device, self.health.surprised_by(logits)
-        if surprise or self.looked < _FRESH or self.health.uneasy or not self.health.shuffled:
+        young = self.looked < _FRESH or self._on_probation(logits)
+        if young or surprise or self.health.uneasy or not self.health.shuffled:
             return torch.arange(count, device=device)
         if self.unlooked < self.settings.every:
             return None
-        some = min(count, max(_FEWEST_ROWS, math.ceil(self.settings.share * count)))
+        some = min(count, max(SMALL, math.ceil(self.settings.share * count)))
         first = self.batches % max(1, count // some)
         return (torch.arange(some, device=device) * count // some + first).clamp(max=count - 1)
 
     def _look(self, ward: Ward, images: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
         """Compare with the source and act on it; return the answer."""
         source = self.source(images[rows])
-        before = self.health.shuffled
+        before, on_probation = self.health.shuffled, self._on_probation(images)
         signals = self.health.judge(source, logits[rows], lambda: ward.answers_kept(images))
         self.looked = self.looked + len(rows) if before or not signals.shuffled else 0  # look closely at a new stream
         self.report["guard"]["signals"] = asdict(signals) | ward.facts()
         logits = self._mind_the_classes(ward, images, logits, signals)
         self.unlooked = 0
+        if on_probation:
+            logits = self._stay_beside(source, signals)
         if signals.lost > self.settings.limit:
             return self._climb(ward, images, f"about {signals.lost:.1f} answers lost to adaptation", signals)
         if signals.lost > self.settings.limit / 2:
@@ -188,13 +183,24 @@ class Guard(Stateful):
             return self._keep_if_finite(ward, images, logits)
         return logits
 
+    def _on_probation(self, batch: Tensor) -> bool:
+        """Say whether a batch is so small that the source answers it, until the model is known better."""
+        return self.probation.covers(len(batch), fresh=self.looked < _FRESH)
+
+    def _stay_beside(self, source: Tensor, signals: Signals) -> Tensor:
+        """Answer a small batch with the source and count what the adapted model would have lost."""
+        change = self.probation.count(signals.rows, signals.regret)
+        if change is not None:
+            self._note(change, WHY[change], signals)
+        return self._answer_with(source)
+
     def _mind_the_classes(self, ward: Ward, images: Tensor, logits: Tensor, signals: Signals) -> Tensor:
         """Keep nothing of what a long stretch of few classes taught; return the answer."""
         rows = len(images) * max(1, self.unlooked)
         change = self.ladder.see_classes(self.health.poor, self.health.enriched, rows)
         if change is None:
             return logits
-        self._note(change, f"{_WHY[change]} (about {signals.classes:.1f} classes in the last rows)", signals)
+        self._note(change, f"{WHY[change]} (about {signals.classes:.1f} classes in the last rows)", signals)
         if change == "release":
             return logits
         ward.put_back(self.healthy.state() if self.healthy.exists else None)
@@ -203,7 +209,7 @@ class Guard(Stateful):
             self.ladder.stand_back()
             self.looked = 0
             return self._answer_with(self.source(images))
-        return self._finite(ward, images, ward.predict(images, f"{change}: {_WHY[change]}"))
+        return self._finite(ward, images, ward.predict(images, f"{change}: {WHY[change]}"))
 
     def _keep_if_finite(self, ward: Ward, images: Tensor, logits: Tensor) -> Tensor:
         """Copy a state that nothing speaks against, as the one to go back to."""
@@ -221,14 +227,15 @@ class Guard(Stateful):
             ward.put_back(self.healthy.state() if rung == ROLL_BACK else None)
             if rung == FREEZE:
                 break
-            logits = ward.predict(images, f"{rung}: {_WHY[rung]}")
+            logits = ward.predict(images, f"{rung}: {WHY[rung]}")
             if all_finite([logits]) and self._passes(source, logits, lambda: ward.answers_kept(images)):
                 break
         if rung != ROLL_BACK:
             self.healthy.drop()
+            self.probation.restart()
         self.health.restart()
         self.looked = self.unkept = 0
-        self._note(rung, f"{why}; {_WHY[rung]}", signals)
+        self._note(rung, f"{why}; {WHY[rung]}", signals)
         return self._answer_with(source) if rung == FREEZE or logits is None else logits
 
     def _passes(self, source: Tensor, logits: Tensor, ask: Callable[[], Tensor]) -> bool:
@@ -252,19 +259,16 @@ class Guard(Stateful):
         signals = self.health.judge(source, ward.predict(images, "trial"), lambda: ward.answers_kept(images))
         self.looked = self.looked + len(images) if signals.shuffled else 0
         self.owed = self.owed + len(images) * signals.regret if signals.shuffled else 0.0
-        passed = self.looked >= _TRIAL and self.owed <= 0
-        if passed:
-            self._thaw(signals)
-        elif self.looked >= _TRIAL or not signals.lost <= self.settings.limit / 2:
+        done = self.looked >= TRIAL
+        if done and self.owed <= 0:
+            self.ladder.thaw()
+            self._note("thaw", WHY["thaw"], signals)
+        elif done or not signals.lost <= self.settings.limit / 2:
             self.ladder.freeze()
-            self.health.restart()
-            self.looked, self.owed = 0, 0.0
-
-    def _thaw(self, signals: Signals) -> None:
-        self.ladder.thaw()
+        else:
+            return
         self.health.restart()
         self.looked, self.unkept, self.owed = 0, 0, 0.0
-        self._note("thaw", "adaptation passed its trial and may go on from the source", signals)
 
     def _answer_with(self, source: Tensor) -> Tensor:
         self.report["guard"]["answered_by"] = "source"

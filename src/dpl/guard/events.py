@@ -10,7 +10,10 @@ from dpl.methods.state import Stateful
 
 __all__ = ["ACTIONS", "Event", "Journal"]
 
-ACTIONS = ("set_aside", "undo", "hold", "release", "forget", "suspect", "roll_back", "reset", "freeze", "thaw")
+ACTIONS = (
+    *("set_aside", "undo", "stand_back", "trust", "hold", "release", "forget"),
+    *("suspect", "roll_back", "reset", "freeze", "thaw"),
+)
 _ALARMS = ("freeze",)
 _log = logging.getLogger("dpl.guard")
 

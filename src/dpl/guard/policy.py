@@ -5,10 +5,21 @@ from collections.abc import Iterator
 from dpl.guard.settings import GuardSettings
 from dpl.methods.state import Stateful
 
-__all__ = ["FREEZE", "RESET", "ROLL_BACK", "Ladder"]
+__all__ = ["FREEZE", "RESET", "ROLL_BACK", "WHY", "Ladder"]
 
 ROLL_BACK, RESET, FREEZE = "roll_back", "reset", "freeze"
 _RUNGS = (ROLL_BACK, RESET, FREEZE)
+WHY = {
+    "hold": "too few classes to learn from: the last healthy state answers and does not learn, or else the source",
+    "release": "enough classes again: learning goes on",
+    "forget": "a long stretch of few classes ended: back to the last healthy state",
+    ROLL_BACK: "back to the last healthy state",
+    RESET: "back to the source model",
+    FREEZE: "the source answers until adaptation passes a trial",
+    "thaw": "adaptation passed its trial and may go on from the source",
+    "stand_back": "small batches: the source answers them until adaptation has done no worse on 512 rows of such",
+    "trust": "adaptation passed its trial on small batches and answers them from now on",
+}
 _MOST_DOUBLINGS = 6
 _HYSTERESIS = 4  # a freeze is forgotten after this many times the rows after which other trouble is
 

@@ -96,11 +96,11 @@ def laplacian_labels(logits: Tensor, affinity: Tensor, iterations: int, toleranc
     labels, exponent = log_p.softmax(dim=1), log_p
     energy, done = logits.new_tensor(torch.inf), torch.zeros((), dtype=torch.bool, device=logits.device)
     for i in range(iterations):
-        pull = affinity @ labels
-        exponent = torch.where(done, exponent, log_p + pull)
+        exponent = torch.where(done, exponent, torch.addmm(log_p, affinity, labels))
         log_y = exponent.log_softmax(dim=1)
         labels = log_y.exp()
-        last, energy = energy, (labels * (log_y - log_p - pull)).sum()
+        # sum_c y (log y - exponent): the difference is the same for all classes, and the labels sum up to one
+        last, energy = energy, (log_y[:, 0] - exponent[:, 0]).sum()
         if i > 1:
             done = done | ((energy - last).abs() <= tolerance * last.abs())
             if done.device.type == "cpu" and bool(done):  # elsewhere a look would make the device wait

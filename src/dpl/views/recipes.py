@@ -116,7 +116,7 @@ def _on_images(view: Callable[[Tensor, Draw], Tensor], per_sample: bool) -> View
     def on_images(images: Tensor) -> Tensor:
         check_images(images)
         with torch.autocast(images.device.type, enabled=False):
-            wide = at_least_float32(images).clamp(0, 1)
+            wide = at_least_float32(images).clamp(0, 1).contiguous()  # each colour is worked on by itself
             return view(wide, Draw(wide, per_sample=per_sample)).clamp(0, 1).to(images.dtype)
 
     return on_images
