@@ -139,9 +139,85 @@ def test_networks_that_mix_samples_are_left_alone() -> None:
         assert is_cut(network)
 
 
-def test_networks_of_linear_layers_are_left_alone() -> None:
+class Tokens(nn.Module):
+    """A transformer block on patches; with `first` tokens, not samples, come first, and `twice` applies it twice."""
+
+    def __init__(self, first: bool = False, twice: bool = False) -> None:
+        super().__init__()
+        self.first, self.twice = first, twice
+        self.patches = nn.Conv2d(3, 12, 4, stride=4)
+        self.norm1, self.norm2 = nn.LayerNorm(12), nn.LayerNorm(12)
+        self.attention = nn.MultiheadAttention(12, 2, batch_first=not first)
+        self.up, self.down, self.fc = nn.Linear(12, 48), nn.Linear(48, 12), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).permute(2, 0, 1) if self.first else self.patches(x).flatten(2).mT
+        for _ in range(1 + self.twice):
+            y = self.norm1(x)
+            x = x + self.attention(y, y, y, need_weights=False)[0]
+            x = x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+        return self.fc(x.mean(dim=0 if self.first else 1))
+
+
+@pytest.mark.parametrize("chosen", [[1, 4, 5], [7], [], list(range(8))])
+@pytest.mark.parametrize("options", [{}, {"first": True}, {"twice": True}])
+@pytest.mark.parametrize("size", [16, 8])  # 16 tokens, or 4
+def test_transformers_have_the_same_gradients(chosen: list[int], options: dict[str, bool], size: int) -> None:
+    torch.manual_seed(0)
+    network, images = Network(Tokens(**options).eval(), needs_classifier=True), IMAGES[..., :size, :size]
+    assert is_cut(network) or options.get("first")
+    for ours, plain in zip(gradients(network, chosen, True), gradients(network, chosen, False), strict=True):
+        assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-6)
+    out = network.selecting(torch.cat([images, images]))  # with `first`, as many samples as there are tokens of 16
+    loss, other = (o.z[chosen].square().sum() for o in (out, network(torch.cat([images, images]))))
+    weight = network.module.down.weight
+    assert torch.allclose(*(torch.autograd.grad(x, weight)[0] for x in (loss, other)), rtol=1e-5, atol=1e-6)
+
+
+def test_linear_layers_multiply_only_the_selected_back_and_nothing_twice() -> None:
+    network = Network(Tokens().eval(), needs_classifier=True)
+    out, rows = network.selecting(IMAGES), []
+
+    class Multiplied(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            shapes = [tuple(a.shape) for a in args if isinstance(a, Tensor)]
+            if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default) and any(48 in s for s in shapes):
+                rows.append([n for s in shapes for n in s if n not in (12, 48)])
+            return func(*args, **(kwargs or {}))
+
+    with Multiplied():
+        out.logits[[2, 5]].sum().backward()
+    assert [set(each) for each in rows] == [{2 * 16}] * 4  # two layers: towards their inputs and towards their weights
+
+
+class Twice(nn.Module):
+    """Uses a layer first on a constant, which has no row for each sample, then on the images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.fc = nn.Linear(768, 768), nn.Linear(768, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.fc(self.layer(torch.ones(2, 768)).mean(dim=0) + self.layer(x))
+
+
+def test_what_cannot_be_kept_leaves_a_gap() -> None:
+    torch.manual_seed(0)
+    network = Network(Twice().eval(), needs_classifier=True)
+    for ours, plain in zip(gradients(network, [1, 2], True), gradients(network, [1, 2], False), strict=True):
+        assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_of_zeros_is_no_missing_gradient() -> None:
+    network = Network(net(), needs_classifier=True)
+    found = torch.autograd.grad(network.selecting(IMAGES).logits.mul(0).sum(), list(network.module.parameters()))
+    assert not any(gradient.any() for gradient in found)
+
+
+def test_networks_whose_weights_are_elsewhere_are_left_alone() -> None:
     module = net()
-    module[-2] = nn.Sequential(nn.Flatten(), nn.Linear(8, 600), nn.ReLU(), nn.Linear(600, 8))  # would be run again
+    module.table = nn.Parameter(torch.zeros(10_000))
     assert not is_cut(Network(module, needs_classifier=True))
 
 

@@ -13,10 +13,11 @@ from dpl.errors import ModelError
 from dpl.objectives.precision import at_least_float32
 from dpl.surgery.clipping import Clipping
 from dpl.surgery.copying import private_copy
+from dpl.surgery.linear import install_linear
 from dpl.surgery.norm import NormControl, Running, install
 from dpl.surgery.rows import install_convolutions
 from dpl.surgery.scope import select
-from dpl.surgery.selecting import Selecting, is_convolutional
+from dpl.surgery.selecting import Selecting, repeats_cheaply
 from dpl.surgery.split import find_classifier, logits_of, watch_classifier
 from dpl.surgery.style import at_layer
 
@@ -60,6 +61,7 @@ class Network:
         self.module = private_copy(model).eval()
         self.norm: NormControl = install(self.module)
         self._convolutions = install_convolutions(self.module, self.norm)
+        install_linear(self.module, self._convolutions)
         self._selecting = Selecting(self._convolutions)
         self._clipping = Clipping(self.module)
         self.classifier_name = self._split(classifier, needs_classifier)
@@ -104,7 +106,7 @@ class Network:
         learns = torch.is_grad_enabled() and not images.requires_grad  # the images' own gradient needs the whole graph
         whole = norm.rows is None and norm.groups == 1 and self.starts_anywhere
         parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
-        able = cpu and learns and whole and bool(parameters) and self._convolutional
+        able = cpu and learns and whole and bool(parameters) and self._repeats_cheaply
         if not able or not norm.keeps_samples_apart:
             return self._watching(images, watch)
 
@@ -134,8 +136,8 @@ class Network:
         return layer  # type: ignore[no-any-return]
 
     @cached_property
-    def _convolutional(self) -> bool:
-        return is_convolutional(self.module, None if self.classifier_name is None else self.classifier)
+    def _repeats_cheaply(self) -> bool:
+        return repeats_cheaply(self.module)
 
     @property
     def prototypes(self) -> Tensor:

@@ -25,42 +25,55 @@ from dpl.surgery.norm import NormControl
 from dpl.surgery.subclass import Forward, Subclasses, put_back
 from dpl.surgery.winograd import convolve, suits
 
-__all__ = ["Convolutions", "install_convolutions", "rows_with_gradient", "uninstall_convolutions"]
+__all__ = ["Convolutions", "Kept", "install_convolutions", "rows_with_gradient", "uninstall_convolutions"]
 
 _SMALL = 5e6  # multiplications of a convolution below which a look costs more than it can save
 _DENSE = 12  # multiplications for each value read or written above which leaving samples out pays for their copy
 _PROBES = 64  # values of a sample that are looked at first; mostly they already tell that it is not zero
 _WORTH = 0.9  # share of samples with a gradient above which all are propagated
+Kept = dict[nn.Module, list[tuple[Tensor, int] | None]]  # outputs of each layer's calls, and their version
 
 
 @dataclass
 class Convolutions:
-    """What the convolutions of one network share."""
+    """What the convolutions of one network share (and its linear layers, see `surgery.linear`)."""
 
     norm: NormControl  # whose rule tells whether samples meet in a layer
     steady: bool = False  # weights that take no gradient never change
-    kept: dict[nn.Module, list[tuple[Tensor, int]]] | None = None  # outputs of the pass that is being kept
-    answers: dict[nn.Module, list[Tensor]] | None = None  # the outputs that a repeated pass gets,
+    kept: Kept | None = None  # outputs of the pass that is being kept,
+    samples: int = 0  # of so many samples
+    answers: Kept | None = None  # the outputs that a repeated pass gets,
     rows: Tensor | None = None  # of these samples
     work: list[int] = field(default_factory=lambda: [0, 0])  # multiplications of the kept pass: not kept, kept
 
     @property
+    def told(self) -> bool:
+        """Say whether outputs are to be kept or given."""
+        return self.kept is not None or self.answers is not None
+
+    @property
     def plain(self) -> bool:
         """Say whether weights are steady, no sample will be left out, and no output is kept or given."""
-        told = self.kept is not None or self.answers is not None
-        return self.steady and not (told or (torch.is_grad_enabled() and self.norm.keeps_samples_apart))
+        return self.steady and not (self.told or (torch.is_grad_enabled() and self.norm.keeps_samples_apart))
 
     def keep(self, layer: nn.Module, output: Tensor, work: int, learns: bool) -> None:
-        """Keep an output, if a pass is being kept and it belongs to what learns."""
-        if self.kept is not None:
-            self.work[learns] += work
-            if learns:
-                self.kept.setdefault(layer, []).append((output.detach(), output._version))
+        """Keep an output, if a pass is being kept, it belongs to what learns, and it has a row for each sample.
+
+        A layer may be called several times in a pass, so what is not kept leaves a gap.
+        """
+        if self.kept is None:
+            return
+        apart = learns and len(output) == self.samples
+        if work >= _SMALL:
+            self.work[apart] += work
+        output_kept = (output.detach(), output._version) if apart and work >= _SMALL else None
+        self.kept.setdefault(layer, []).append(output_kept)
 
     def answer(self, layer: nn.Module) -> Tensor | None:
         """Return the next answer for a layer, if there is one."""
         waiting = None if self.answers is None else self.answers.get(layer)
-        return _take(waiting.pop(0), self.rows) if waiting and self.rows is not None else None
+        given = waiting.pop(0) if waiting else None
+        return None if given is None or self.rows is None else _take(given[0], self.rows)
 
 
 def install_convolutions(module: nn.Module, norm: NormControl | None = None) -> Convolutions:
@@ -133,8 +146,7 @@ class _OurConvolution(TorchFunctionMode):
             if ours
             else conv2d(x, weight, bias, *geometry)
         )
-        if work >= _SMALL:
-            self.shared.keep(self.layer, output, work, learns)
+        self.shared.keep(self.layer, output, work, learns)
         return output
 
 

@@ -1,7 +1,8 @@
 """A forward pass for a loss that may select samples: only those it selects are differentiated.
 
 Which samples a loss learns from is known after the forward pass. Where those are few, the pass is repeated for them
-alone when the gradient arrives, and costs next to nothing: its convolutions answer with what they gave the first time.
+alone when the gradient arrives, and costs next to nothing: its convolutions and linear layers answer with what they
+gave the first time.
 What is differentiated then is a batch of the selected samples, in every layer, and the graph of the first pass is let
 go before. Where nearly all samples are selected, the first pass is differentiated as always. Gradients are the same
 within rounding.
@@ -17,23 +18,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dpl.surgery.rows import Convolutions
+from dpl.surgery.rows import Convolutions, Kept
 
 if TYPE_CHECKING:
     from dpl.surgery.network import Pass
 
-__all__ = ["Selecting", "is_convolutional"]
+__all__ = ["Selecting", "repeats_cheaply"]
 
 _WORTH = 0.85  # share of samples with a gradient above which the first pass is differentiated
 _FROZEN = 0.2  # share of the work before the first layer that learns, above which a repetition would cost too much
 Run = Callable[[Tensor], "Pass"]
 
 
-def is_convolutional(module: nn.Module, classifier: nn.Module | None) -> bool:
-    """Say whether convolutions, which a repeated pass saves, hold most of the weights below the classifier."""
-    convolved = sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Conv2d))
-    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear) and layer is not classifier]
-    return convolved > sum(layer.weight.numel() for layer in linear)
+def repeats_cheaply(module: nn.Module) -> bool:
+    """Say whether layers that a repeated pass saves, convolutions and linear ones, hold most of the weights."""
+    saved = {p for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear) for p in layer.parameters()}
+    return sum(p.numel() for p in saved) > sum(p.numel() for p in module.parameters()) / 2
 
 
 class Selecting:
@@ -46,13 +46,13 @@ class Selecting:
     def __call__(self, run: Run, images: Tensor, parameters: list[Tensor]) -> "Pass":
         """Run the network; the gradient of its outputs reaches `parameters` through what the loss selects."""
         shared = self._convolutions
-        shared.kept, shared.work = {}, [0, 0]
+        shared.kept, shared.samples, shared.work = {}, len(images), [0, 0]
         try:
             out, kept = run(images), shared.kept
         finally:
             shared.kept = None
-        late = shared.work[0] > _FROZEN * sum(shared.work)
-        if not kept or late or not out.logits.requires_grad or not self._treats_samples_apart(run, images):
+        late = shared.work[0] >= _FROZEN * sum(shared.work)  # or nothing was worth keeping
+        if late or not out.logits.requires_grad or not self._treats_samples_apart(run, images):
             return out
         outputs = [None if value is None else value.detach() for value in _outputs(out)]
         record = _Record(out, images, kept, run, shared)
@@ -74,7 +74,7 @@ class _Record:
 
     first: "Pass | None"  # with its graph, until that has been used or was not wanted
     images: Tensor
-    kept: dict[nn.Module, list[tuple[Tensor, int]]]
+    kept: Kept
     run: Run
     shared: Convolutions
 
@@ -84,9 +84,9 @@ class _Record:
         if first is not None and all_wanted:
             return first
         del first  # its graph's memory is free for the new one
-        untouched = all(given._version == version for outputs in self.kept.values() for given, version in outputs)
-        if untouched:  # by something that works in place
-            self.shared.answers = {layer: [given for given, _ in outputs] for layer, outputs in self.kept.items()}
+        kept = [output for outputs in self.kept.values() for output in outputs if output is not None]
+        if all(given._version == version for given, version in kept):  # else something works in place
+            self.shared.answers = {layer: list(outputs) for layer, outputs in self.kept.items()}
             self.shared.rows = rows
         try:
             return self.run(self.images[rows])
@@ -108,10 +108,11 @@ class _Selected(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         alive = [(gradient.flatten(1) != 0).any(dim=1) for gradient in grads if gradient is not None]
-        rows = torch.stack(alive).any(dim=0).nonzero()[:, 0] if alive else torch.empty(0)
         nothing = (None, None, None, None)
-        if not len(rows):
+        if not alive:
             return *nothing, *(None for _ in ctx.parameters)
+        rows = torch.stack(alive).any(dim=0).nonzero()[:, 0]
+        rows = rows if len(rows) else rows.new_zeros(1)  # optimizers tell a gradient of zeros from none
         again = torch.is_grad_enabled()  # a second derivative is wanted
         if again or len(rows) > _WORTH * len(alive[0]):
             rows = torch.arange(len(alive[0]))
