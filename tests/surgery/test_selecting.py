@@ -262,3 +262,24 @@ def test_methods_adapt_alike(method: str, monkeypatch) -> None:
     for batch in batches:
         assert torch.allclose(short(batch), plain(batch), atol=1e-5)
     assert any(not torch.equal(a, b) for a, b in zip(short.model.parameters(), net().parameters(), strict=True))
+
+
+@pytest.mark.parametrize("method", ["pl", "dpl", "dpl_dagger:two_pass", "dpl_dagger:carry_over", "eta", "sar", "deyo"])
+def test_methods_adapt_transformers_alike(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = torch.rand(4, 8, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    torch.manual_seed(0)
+    module = Tokens().eval()
+    with torch.no_grad():
+        module.fc.weight.mul_(6)
+        p = module(batches[0]).softmax(dim=1)
+    half = {"confidence": float(p.amax(dim=1).median())}
+    margin = float(-(p * p.log()).sum(dim=1).median() / torch.tensor(5.0).log())
+    method, _, style = method.partition(":")
+    settings: dict[str, Any] = half if method in ("pl", "dpl", "dpl_dagger") else {"margin": margin}
+    settings |= {"drop": -1.0} if method == "deyo" else {"redundancy": 1.1} if method == "eta" else {}
+    settings |= {"style": style, "style_layer": "patches"} if style else {}
+    short, plain = (dpl.adapt(module, method, lr=1e-3, **settings) for _ in range(2))
+    monkeypatch.setattr(plain._network, "selecting", lambda images, watch=None: plain._network._watching(images, watch))
+    for batch in batches:
+        assert torch.allclose(short(batch), plain(batch), atol=1e-5)
+    assert any(not torch.equal(a, b) for a, b in zip(short.model.parameters(), module.parameters(), strict=True))

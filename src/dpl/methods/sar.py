@@ -82,12 +82,12 @@ class SAR(GradientMethod[SARSettings]):
         return self.answer(images, logits)
 
     def _sharpness_aware_update(self, images: Tensor) -> Tensor:
-        out = self.network(images)
+        out = self.network.selecting(images)
         own, reliable = self._reliable_loss(out.logits)
         before = [term.state() for term in self.terms]
         first = self.total(own, out)
         with ascended(self.anchor.parameters, first.value, self.settings.rho):
-            again = self.network(images)
+            again = self.network.selecting(images)
             own, still = self._reliable_loss(again.logits, reliable)
             for term, state in zip(self.terms, before, strict=True):
                 term.restore(state)  # one batch, one lesson

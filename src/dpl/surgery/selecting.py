@@ -82,6 +82,7 @@ class _Record:
         """Return the pass for some samples: the first one if all are wanted and it is still there, or a new one."""
         first, self.first = self.first, None
         if first is not None and all_wanted:
+            self.kept = {}
             return first
         del first  # its graph's memory is free for the new one
         kept = [output for outputs in self.kept.values() for output in outputs if output is not None]
