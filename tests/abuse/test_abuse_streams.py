@@ -61,7 +61,7 @@ def test_small_batches_do_no_harm(name: str, stream: str) -> None:
     assert lost(name, stream) <= 0
 
 
-@pytest.mark.parametrize("stream", ["correlated", "one_class", "single", "pairs"])
+@pytest.mark.parametrize("stream", ["correlated", "one_class", "single"])
 def test_without_the_guard_these_streams_ruin_tent(stream: str) -> None:
     batches = streams()[stream]
     assert run(adapted("tent", guard=False), batches).accuracy < source_score(batches).accuracy - 20
@@ -83,6 +83,13 @@ def visit_gaps(model: object, visits: list[list[Batch]]) -> list[float]:
 @pytest.mark.parametrize("name", ["tent", "dpl"])
 def test_recurring_domains_stay_near_the_source_at_every_visit(name: str) -> None:
     assert max(visit_gaps(adapted(name), recurring(4, 32 * 3))) <= 2
+
+
+def test_slow_forgetting_is_seen_before_a_visit_is_lost() -> None:
+    """T3A gains at first and then loses one or two answers in a hundred: no allowance is exceeded."""
+    model = adapted("t3a")
+    assert max(visit_gaps(model, recurring(7, 320))) <= 2
+    assert model.guard.counts["roll_back"] + model.guard.counts["freeze"] > 0
 
 
 @pytest.mark.parametrize(

@@ -263,3 +263,14 @@ def test_state_returns_exactly() -> None:
     assert second.lost == 0
     assert second.balance is None
     assert second.usual is not None, "the stream is still the same"
+
+
+def test_rows_that_pass_unseen_also_make_the_long_memory_fade() -> None:
+    """What was earned long ago must not hide that nothing is earned now, however few rows are looked at."""
+    health, logits = Health(GuardSettings(memory=8)), sure_of(labels(32, 1))
+    health.judge(logits, logits)
+    for _ in range(40):
+        health.surprised_by(logits)
+    health.judge(logits, logits)
+    assert health.long is not None
+    assert float(health.long[0].sum()) < 33

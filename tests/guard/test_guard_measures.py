@@ -43,16 +43,25 @@ def test_rows_that_merely_differ_do_not_fade_but_a_class_that_is_forgotten_does(
     shares = torch.softmax(0.7 * torch.randn(10, generator=g), dim=0)
     certain, forgotten = 0, []
     for _ in range(50):
-        ours, others = (torch.multinomial(shares, 1024, replacement=True, generator=g) for _ in range(2))
-        theirs = torch.where(torch.rand(1024, generator=g) < 0.2, others, ours)
+        ours, others = (torch.multinomial(shares, 4096, replacement=True, generator=g) for _ in range(2))
+        theirs = torch.where(torch.rand(4096, generator=g) < 0.2, others, ours)
         largest = int(shares.argmax())
-        forgetful = torch.where(torch.rand(1024, generator=g) < 0.06, largest, ours)
+        forgetful = torch.where(torch.rand(4096, generator=g) < 0.02, largest, ours)
         certain += faded(_counts(ours, theirs), int((ours != theirs).sum()))[1] > 8
         forgotten.append(faded(_counts(ours, forgetful), int((ours != forgetful).sum())))
-    assert certain == 0
+    assert certain <= 1
     assert sum(each[0] > 0 for each in forgotten) == 50
-    assert sum(each[1] > 8 for each in forgotten) > 25
+    assert sum(each[1] > 8 for each in forgotten) > 40
     assert faded(None, 0.0) == [0.0, 0.0]
+
+
+def test_only_a_clearly_better_balance_or_none_but_equal_answers_leave_no_doubt() -> None:
+    g = torch.Generator().manual_seed(4)
+    narrow = torch.multinomial(torch.softmax(0.7 * torch.randn(10, generator=g), dim=0), 512, True, generator=g)
+    wide = torch.where(torch.rand(512, generator=g) < 0.15, torch.randint(10, (512,), generator=g), narrow)
+    assert faded(_counts(narrow, wide), int((narrow != wide).sum()))[0] == 0, "it earns"
+    assert faded(_counts(narrow, narrow.roll(1)), 400)[0] > 0, "the balance is the same: it earns nothing"
+    assert faded(_counts(narrow, narrow), 2)[0] == 0, "hardly an answer differs"
 
 
 def _counts(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:

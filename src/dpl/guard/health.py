@@ -21,7 +21,8 @@ that show about all classes, as the rows of a balanced stream would, are put to 
 other company (dpl.guard.company), they are believed, and the stream is not poor.
 
 Some methods forget a class so slowly that no allowance is exceeded. Over a long time that shows in the balance of
-classes alone: the nats lost over all those rows count, beyond what as many differing rows would lose by chance.
+classes alone: the nats lost over all those rows count, beyond what as many differing rows would lose by chance. Methods
+that help make the balance better; unless that is clear, or hardly an answer differs, every row is looked at.
 
 What exceeds the allowance is summed over rows and never falls below zero (CUSUM): `lost` is an estimate of how many
 answers adaptation cost since it last did well. One batch of eight rows can say little; many can.
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpl.guard.measures import beliefs, both, confidences, entropies, explained, faded, margins
+from dpl.guard.measures import added, beliefs, both, confidences, entropies, explained, faded, margins, remaining
 from dpl.guard.settings import GuardSettings
 from dpl.methods.state import Stateful
 
@@ -43,7 +44,8 @@ __all__ = ["Health", "Signals"]
 # Rows over which things are remembered, beside `memory` for the balance of classes.
 _RECENT = 32  # the most frequent class
 _SCALE = 64  # the scale of the logits (rows on which both models agree)
-_LONG = 8  # times `memory`: how often neighbours agree by chance, and classes that fade slowly or over many runs
+_LONG = 8  # times `memory`: how often neighbours agree by chance
+_SLOW = 32  # times `memory`, also rows not looked at: classes that fade slowly or over many runs
 _STRUCTURE = 256  # whether the adapted answers are distinct
 _COMPANY = 128  # whether they survive in other company
 
@@ -87,6 +89,7 @@ class Health(Stateful):
     usual: Tensor | None  # [C] the source's answers over a long time
     latest: Tensor | None  # the source's answer for the row looked at last
     differing: float  # rows on which the answers differ, over a long time
+    passed: float  # rows that went by since the last look
     lost: float  # answers lost, beyond the allowance
     ours: float  # logit variance of the source where both agree
     theirs: float  # of the adapted model
@@ -102,7 +105,18 @@ class Health(Stateful):
         super().__init__()
         self.settings = settings
         self.declare(balance=None, recent=None, long=None, usual=None, latest=None)
-        self.declare(lost=0.0, differing=0.0, ours=0.0, theirs=0.0, alike=0.0, pairs=0.0, sure=0.0, peak=0.0, rows=0.0)
+        self.declare(
+            lost=0.0,
+            differing=0.0,
+            passed=0.0,
+            ours=0.0,
+            theirs=0.0,
+            alike=0.0,
+            pairs=0.0,
+            sure=0.0,
+            peak=0.0,
+            rows=0.0,
+        )
         self.declare(structure=torch.zeros(4, dtype=torch.float64), company=torch.zeros(2, dtype=torch.float64))
         self._seen: _Balance | None = None  # read off the declared values, until they change
 
@@ -137,7 +151,7 @@ class Health(Stateful):
         facts = torch.cat([beliefs(scaled, answers), confidences(logits), margins(logits, spread), ~agree[None]])
         ours, theirs, sure, surer, *distances, disagreement = facts.double().mean(dim=1).tolist()
         fresh = [*(rows * distance for distance in distances), *explained(logits[1], answers[1])]
-        self.structure = self.structure * _decay(_STRUCTURE, rows) + torch.tensor(fresh, dtype=torch.float64)
+        self.structure = self.structure * remaining(_STRUCTURE, rows) + torch.tensor(fresh, dtype=torch.float64)
         self._count(answers, logits.shape[2])
         self._mind_the_company(rows, ask)
         return self._conclude(rows, ours - self._trust() * theirs, disagreement, surer - sure)
@@ -145,7 +159,7 @@ class Health(Stateful):
     def _follow_scale(self, spread: Tensor, agree: Tensor) -> float:
         """Return what brings the adapted logits to the source's scale, measured where both agree."""
         ours, theirs, rows = torch.cat([spread * agree, agree[None]]).double().sum(dim=1).tolist()
-        decay = _decay(_SCALE, rows)
+        decay = remaining(_SCALE, rows)
         self.ours, self.theirs = self.ours * decay + ours, self.theirs * decay + theirs
         return math.sqrt(self.ours / self.theirs) if self.ours > 0 and self.theirs > 0 else 1.0
 
@@ -157,8 +171,9 @@ class Health(Stateful):
         rows, p = len(adapted), adapted.detach().softmax(dim=1)
         sure, peak = torch.stack([p.amax(dim=1).mean(), p.mean(dim=0).amax()]).tolist()
         differs = max(abs(sure - self.sure), abs(peak - self.peak))
+        self.passed += rows
         odd = self.rows > 0 and differs > _ODD / math.sqrt(rows) + _DEAD_ZONE
-        self.rows = self.rows * _decay(_STRUCTURE, rows) + rows
+        self.rows = self.rows * remaining(_STRUCTURE, rows) + rows
         self.sure += (sure - self.sure) * rows / self.rows
         self.peak += (peak - self.peak) * rows / self.rows
         return odd
@@ -170,10 +185,10 @@ class Health(Stateful):
     def _count(self, answers: Tensor, classes: int) -> None:
         """Count both models' answers [2, n] by class."""
         counts = torch.stack([torch.bincount(each, minlength=classes) for each in answers]).double()
-        self.balance = _add(self.balance, counts, _decay(self.settings.memory, answers.shape[1]))
-        self.recent = _add(self.recent, counts, _decay(_RECENT, answers.shape[1]))
-        decay = _decay(_LONG * self.settings.memory, answers.shape[1])
-        self.long = _add(self.long, counts, decay)
+        self.balance = added(self.balance, counts, remaining(self.settings.memory, answers.shape[1]))
+        self.recent = added(self.recent, counts, remaining(_RECENT, answers.shape[1]))
+        decay = remaining(_SLOW * self.settings.memory, max(self.passed, answers.shape[1]))
+        self.long, self.passed = added(self.long, counts, decay), 0.0
         self.differing = self.differing * decay + int((answers[0] != answers[1]).sum())
         self._follow_stream(answers[0], classes)
 
@@ -181,10 +196,10 @@ class Health(Stateful):
         """Count the source's answers over a long time, and neighbours that got the same one."""
         rows, memory, self._seen = len(answers), self.settings.memory, None
         counts = torch.bincount(answers, minlength=classes).double()
-        self.usual = _add(self.usual, counts, _decay(_LONG * memory, rows))
+        self.usual = added(self.usual, counts, remaining(_LONG * memory, rows))
         joined = answers if self.latest is None else torch.cat([self.latest, answers])
         self.latest = answers[-1:].clone()
-        decay = _decay(memory, rows)
+        decay = remaining(memory, rows)
         self.alike = self.alike * decay + int((joined[1:] == joined[:-1]).sum())
         self.pairs = self.pairs * decay + len(joined) - 1
 
@@ -209,7 +224,7 @@ class Health(Stateful):
 
     def _mind_the_company(self, rows: int, ask: Callable[[], Tensor] | None) -> None:
         """Put answers that are wider than the source's to the test, as long as little is known of it."""
-        self.company *= _decay(_COMPANY, rows)
+        self.company *= remaining(_COMPANY, rows)
         if ask is not None and self.enriched and self.company[1] < 0.75 * _COMPANY:
             kept = ask()
             self.company += torch.tensor([int(kept.sum()), len(kept)], dtype=torch.float64)
@@ -280,11 +295,3 @@ class _Balance:
     shuffled: bool
     poor: bool
     distinct: bool
-
-
-def _decay(memory: float, rows: float) -> float:
-    return float((1 - 1 / memory) ** rows)
-
-
-def _add(before: Tensor | None, fresh: Tensor, decay: float) -> Tensor:
-    return fresh if before is None else before * decay + fresh

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from dpl.objectives.precision import at_least_float32
 
-__all__ = ["beliefs", "both", "confidences", "entropies", "explained", "faded", "margins"]
+__all__ = ["added", "beliefs", "both", "confidences", "entropies", "explained", "faded", "margins", "remaining"]
 
 _EPS = 1e-12
-_DOUBTFUL, _CERTAIN = 0.5, 3.0  # standard deviations of what seems lost over a long time with classes that fade
+_ENOUGH = 0.005  # share of rows that must differ for a doubt
+_DOUBTFUL, _CERTAIN = -3.0, 2.0  # standard deviations of what seems lost over a long time with classes that fade
 
 
 def both(source: Tensor, adapted: Tensor) -> Tensor:
@@ -56,14 +57,27 @@ def entropies(counts: Tensor) -> list[float]:
 
 
 def faded(long: Tensor | None, differing: float) -> list[float]:
-    """Return the nats of entropy lost over all rows of a long time, beyond two measures of chance.
+    """Return the nats of entropy lost over all rows of a long time, by two measures of chance: doubtful, certain.
 
-    Rows that merely differ lose nothing on average. It is 0 until the source has seen half of the classes.
+    Rows that merely differ lose nothing on average. It is doubtful until clearly something was gained, or unless
+    hardly a row differs. Both are 0 until the source has seen half of the classes.
     """
     own, adapted = (0.0, 0.0) if long is None else entropies(long)
     if long is None or math.exp(own) <= long.shape[1] / 2:
         return [0.0, 0.0]
-    shares = long[0] / long[0].sum()
+    rows = float(long[0].sum())
+    shares = long[0] / rows
     variance = float((shares * (shares + _EPS).log().square()).sum()) - own**2
-    lost, deviation = (own - adapted) * float(long[0].sum()), math.sqrt(2 * differing * max(0.0, variance))
-    return [max(0.0, lost - chance * deviation) for chance in (_DOUBTFUL, _CERTAIN)]
+    lost, deviation = (own - adapted) * rows, math.sqrt(2 * differing * max(0.0, variance))
+    doubtful = lost - _DOUBTFUL * deviation if differing > _ENOUGH * rows else 0.0
+    return [max(0.0, doubtful), max(0.0, lost - _CERTAIN * deviation)]
+
+
+def remaining(memory: float, rows: float) -> float:
+    """Return what is left of a running sum after so many more rows."""
+    return float((1 - 1 / memory) ** rows)
+
+
+def added(before: Tensor | None, fresh: Tensor, left: float) -> Tensor:
+    """Return a running sum of which this much is left, with what is new."""
+    return fresh if before is None else before * left + fresh

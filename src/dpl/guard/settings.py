@@ -15,8 +15,8 @@ __all__ = ["GuardSettings", "guard_settings"]
 class GuardSettings:
     """Settings of the guard; the defaults were chosen once and hold for every method."""
 
-    every: int = setting(8, "look at the source's answers in every so-many-th batch", low=1)
-    share: float = setting(0.5, "share of a batch's rows looked at then (at least 8 rows)", low=0, high=1)
+    every: int = setting(12, "look at the source's answers in every so-many-th batch", low=1)
+    share: float = setting(0.75, "share of a batch's rows looked at then (at least 8 rows)", low=0, high=1)
     allowance: float = setting(0.02, "answers lost against the source that are tolerated, a row", low=0, high=1)
     limit: float = setting(8.0, "estimated answers lost beyond the allowance at which the guard acts", low=0)
     memory: int = setting(128, "rows over which the balance of classes is remembered", low=8)

@@ -18,6 +18,8 @@ from dpl.surgery import Network
 __all__ = ["Before", "KeptState", "Ward", "all_finite", "relative_change", "stays_on_host"]
 
 State = dict[str, Tensor]
+_SMALL = 4096  # values of a tensor
+_HUGE = 1e30  # the next sum or square overflows
 _Slot = tuple[str, Mapping[str, Tensor | None], str]  # name in the state_dict, dictionary of the layer, key there
 
 
@@ -107,16 +109,24 @@ def _saved(layer: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def all_finite(values: Iterable[Tensor]) -> bool:
-    """Say whether all floating-point tensors are finite; the host waits for the answer once."""
-    floats = [v for v in values if v.is_floating_point() and v.numel() > 0]
+    """Say whether all floating-point tensors are finite, and so small that sums of theirs are; the host waits once."""
+    floats = _joined([v for v in values if v.is_floating_point() and v.numel() > 0])
     if not floats:
         return True
-    kinds = {value.dtype for value in floats}  # a sum of half precision would overflow by itself
-    wide = None if kinds == {torch.float32} else reduce(torch.promote_types, kinds, torch.float32)
-    sums = list(torch._foreach_norm(floats, 1, dtype=wide))
-    if len({value.device for value in sums}) > 1:
-        sums = [value.to(sums[0].device) for value in sums]
-    return bool(torch.stack(sums).isfinite().all())
+    bounds = [bound for value in floats for bound in torch.aminmax(value)]  # NaN is both
+    if len(floats) > 1:
+        kind, device = reduce(torch.promote_types, (bound.dtype for bound in bounds)), bounds[0].device
+        bounds = [bound.to(device, kind) for bound in bounds]
+    return all(abs(bound) <= _HUGE for bound in torch.stack(bounds).tolist())
+
+
+def _joined(values: list[Tensor]) -> list[Tensor]:
+    """Return small tensors as a few long ones: a call for each costs more than looking at what is in it."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for value in values:
+        if value.numel() <= _SMALL:
+            groups.setdefault((value.dtype, value.device), []).append(value.flatten())
+    return [torch.cat(group) for group in groups.values()] + [value for value in values if value.numel() > _SMALL]
 
 
 @torch.no_grad()
