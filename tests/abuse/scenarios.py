@@ -24,6 +24,8 @@ from abuse.streams import (
 from abuse.subjects import adapted, run, source_score
 
 NO_LABEL = -1
+VISITS = 20
+MOST_FORGOTTEN = 2.0  # points that the last of many visits may be below the first
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Outcome:
     batches: int
     counts: dict[str, int] = field(default_factory=dict)
     first: int | None = None  # batch of the guard's first action
+    forgotten: float | None = None  # points below the first visit in the last, where there are visits
 
 
 def contentless(batches: int, size: int = 32) -> list[Batch]:
@@ -91,7 +94,7 @@ SCENARIOS: dict[str, Callable[[float], list[Phase]]] = {
         Phase(one_class("noise", _images(10_000, k), size=64)),
         Phase(iid("noise", 2048, size=64)),
     ],
-    "recurring": lambda k: [Phase(visit) for visit in recurring(20, _images(320, k))],
+    "recurring": lambda k: [Phase(visit) for visit in recurring(VISITS, _images(320, k))],
     "batch of 1": lambda k: [Phase(iid("noise", _images(1000, k), size=1), 1.0)],
     "batch of 2": lambda k: [Phase(iid("noise", _images(1000, k), size=2), 1.0)],
     "batch of 3": lambda k: [Phase(iid("noise", _images(1000, k), size=3), 1.0)],
@@ -124,6 +127,7 @@ def play(method: str, scenario: str, guard: Any = True, scale: float = 1.0) -> O
     scored = [k for k, phase in enumerate(stretches) if phase.allowed is not None]
     gaps = {k: scores[k].accuracy - shipped[k] for k in scored}
     images = sum(scores[k].images for k in scored)
+    forgotten = scores[0].accuracy - scores[-1].accuracy if len(scored) == VISITS else None
     return Outcome(
         method=method,
         scenario=scenario,
@@ -131,11 +135,13 @@ def play(method: str, scenario: str, guard: Any = True, scale: float = 1.0) -> O
         accuracy=100.0 * sum(scores[k].right for k in scored) / images,
         source=sum(shipped[k] * scores[k].images for k in scored) / images,
         worst=min(gaps.values()),
-        passed=all(gap >= -(stretches[k].allowed or 0.0) for k, gap in gaps.items()),
+        passed=all(gap >= -(stretches[k].allowed or 0.0) for k, gap in gaps.items())
+        and (forgotten is None or forgotten <= MOST_FORGOTTEN),
         images=images,
         batches=sum(len(phase.batches) for phase in stretches),
         counts={} if model.guard is None else {k: v for k, v in model.guard.counts.items() if v},
         first=actions[0] if actions else None,
+        forgotten=forgotten,
     )
 
 

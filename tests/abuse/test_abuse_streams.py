@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from abuse.scenarios import alarms
+from abuse.scenarios import MOST_FORGOTTEN, alarms, play
 from abuse.streams import Batch, correlated, iid, one_class, recurring, runs
 from abuse.subjects import Score, adapted, methods, run, source_score
 
@@ -83,6 +83,14 @@ def visit_gaps(model: object, visits: list[list[Batch]]) -> list[float]:
 @pytest.mark.parametrize("name", ["tent", "dpl"])
 def test_recurring_domains_stay_near_the_source_at_every_visit(name: str) -> None:
     assert max(visit_gaps(adapted(name), recurring(4, 32 * 3))) <= 2
+
+
+def test_what_is_forgotten_between_the_first_visit_and_the_last_is_measured() -> None:
+    ruined, kept = (play("lame", "recurring", guard=guard, scale=0.1) for guard in (False, True))
+    assert kept.forgotten is not None
+    assert kept.passed is (kept.worst >= -2 and kept.forgotten <= MOST_FORGOTTEN)
+    assert not ruined.passed
+    assert play("source", "ordinary", scale=0.02).forgotten is None
 
 
 def test_slow_forgetting_is_seen_before_a_visit_is_lost() -> None:
