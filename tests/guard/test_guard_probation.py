@@ -76,7 +76,7 @@ def test_batches_of_changing_size_share_the_work() -> None:
 
 def test_a_small_last_batch_is_nothing_special() -> None:
     model = guarded("tent")
-    feed(model, 32 * 6 + 3, size=32)
+    feed(model, 16 + 3, size=16)
     assert by(model) == "adapted"
     assert model.guard.counts["stand_back"] == 0
 

@@ -185,7 +185,7 @@ class Guard(Stateful):
 
     def _on_probation(self, batch: Tensor) -> bool:
         """Say whether a batch is so small that the source answers it, until the model is known better."""
-        return self.probation.covers(len(batch), fresh=self.looked < _FRESH)
+        return self.probation.covers(len(batch), fresh=self.health.rows < SMALL)
 
     def _stay_beside(self, source: Tensor, signals: Signals) -> Tensor:
         """Answer a small batch with the source and count what the adapted model would have lost."""

@@ -1,11 +1,11 @@
-"""Small batches: the source answers them until a young model has shown that it does no worse.
+"""Small batches: the source answers them until a young model has shown that it does better.
 
 The statistics of two or three images say little, and what one such batch tells about the adapted model is little too:
-before the usual signals speak up, one answer in a hundred is lost. So a fresh model that meets batches under
-`SMALL` rows goes on learning from them, but its answers stay beside the source's until, over at least `TRIAL` rows of
-such batches, it would have gained: `_GAIN` of the answers, as estimated by dpl.guard.health. An estimate about zero is
+before the usual signals speak up, one answer in a hundred is lost. So a fresh model whose first batch has under
+`SMALL` rows goes on learning from such batches, but its answers stay beside the source's until, over at least `TRIAL`
+rows of them, it would have gained: `_GAIN` of the answers, as estimated by dpl.guard.health. An estimate about zero is
 no proof; a model that answers like the source, or hardly better, loses nothing by staying beside it. Larger batches
-are not concerned, nor is a model that has proved healthy before.
+are not concerned, nor are small ones after larger: the rest of a stream is no stream of its own.
 """
 
 import math
