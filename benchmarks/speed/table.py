@@ -1,7 +1,7 @@
-"""Turn the JSON files of the speed benchmark into Markdown: python -m speed.table FILE..."""
+"""Turn the JSON files of the speed benchmark into Markdown: python -m speed.table FILE... [--methods NAME ...]."""
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,29 @@ HEAD = (
 )
 
 
+NAMES = {
+    "resnet20": "CIFAR ResNet-20",
+    "resnet18": "ResNet-18",
+    "resnet50": "ResNet-50",
+    "efficientnet_lite0": "EfficientNet-Lite0",
+    "mobilenet_v2": "MobileNetV2",
+    "vit_small": "ViT-S/16",
+}
+
+
 def main() -> None:
     """Print one table for each network in the files."""
-    for name in sys.argv[1:]:
-        found = json.loads(Path(name).read_text())
-        for network in dict.fromkeys(row["network"] for row in found["rows"]):
-            rows = [row for row in found["rows"] if row["network"] == network and "ours" in row]
-            size, batch = rows[0]["size"], rows[0]["batch"]
-            print(
-                f"\n**{network}**, {size} pixels, batch {batch}, {found['threads']} threads ({found['clock']} time)\n"
-            )
-            print(HEAD)
-            for row in rows:
-                print(line(row))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--methods", nargs="+", help="these alone, in this order")
+    args = parser.parse_args()
+    for path in args.files:
+        found = [row for row in json.loads(path.read_text())["rows"] if "ours" in row]
+        for network in dict.fromkeys(row["network"] for row in found):
+            rows = {row["method"]: row for row in found if row["network"] == network}
+            chosen = [rows[name] for name in args.methods or sorted(rows) if name in rows]
+            print(f"\n{NAMES[network]} ({chosen[0]['size']} pixels, batch {chosen[0]['batch']}):\n\n{HEAD}")
+            print("\n".join(map(line, chosen)))
 
 
 def line(row: dict[str, Any]) -> str:
