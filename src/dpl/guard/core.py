@@ -223,7 +223,8 @@ class Guard(Stateful):
     def _climb(self, ward: Ward, images: Tensor, why: str, signals: Signals | None = None) -> Tensor:
         """Go back as far as needed for this batch to be answered as well as by the source."""
         source, logits, rung = self.source(images), None, FREEZE
-        for rung in self.ladder.climb(self.healthy.exists):
+        slowly = signals is not None and signals.lost > self.health.lost
+        for rung in self.ladder.climb(self.healthy.exists, slowly):
             ward.put_back(self.healthy.state() if rung == ROLL_BACK else None)
             if rung == FREEZE:
                 break

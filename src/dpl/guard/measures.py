@@ -11,7 +11,7 @@ __all__ = ["added", "beliefs", "both", "confidences", "entropies", "explained", 
 
 _EPS = 1e-12
 _ENOUGH = 0.005  # share of rows that must differ for a doubt
-_DOUBTFUL, _CERTAIN = -3.0, 2.0  # standard deviations of what seems lost over a long time with classes that fade
+_DOUBTFUL, _CERTAIN = -1.0, 2.0  # standard deviations of what seems lost over a long time with classes that fade
 
 
 def both(source: Tensor, adapted: Tensor) -> Tensor:

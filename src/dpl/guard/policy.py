@@ -21,6 +21,7 @@ WHY = {
     "trust": "adaptation passed its trial on small batches and answers them from now on",
 }
 _MOST_DOUBLINGS = 6
+_SLOW_DOUBLINGS = 3  # a model that forgets slowly will do so again, and it takes long to see
 _HYSTERESIS = 4  # a freeze is forgotten after this many times the rows after which other trouble is
 
 
@@ -52,18 +53,22 @@ class Ladder(Stateful):
             if self.calm >= _HYSTERESIS * self.settings.relapse:
                 self.freezes = 0
 
-    def climb(self, has_healthy_state: bool) -> Iterator[str]:
-        """Yield the rungs to try, mildest first; the one at which the caller stops is the one taken."""
+    def climb(self, has_healthy_state: bool, slowly: bool = False) -> Iterator[str]:
+        """Yield the rungs to try, mildest first; the one at which the caller stops is the one taken.
+
+        What was lost `slowly` makes a freeze last longer.
+        """
         for number, rung in enumerate(_RUNGS, start=1):
             if number > self.rung and (rung != ROLL_BACK or has_healthy_state):
                 self.rung, self.calm = min(number, 2), 0
                 if rung == FREEZE:
-                    self.freeze()
+                    self.freeze(slowly)
                 yield rung
 
-    def freeze(self) -> None:
+    def freeze(self, slowly: bool = False) -> None:
         """Wait before the model is tried again, each time twice as long."""
         self.frozen, self.holding, self.poor, self.calm = 1, 0, 0, 0
+        self.freezes += _SLOW_DOUBLINGS if slowly else 0
         self.waiting = self.settings.wait * 2 ** min(self.freezes, _MOST_DOUBLINGS)
         self.freezes += 1
 
