@@ -17,6 +17,8 @@ import dpl
 from dpl.allocator import keep_freed_memory
 from dpl.backbones.cifar_resnet import CifarResNet
 from dpl.costs import forget_peak, peak_memory
+from dpl.surgery import Network
+from dpl.surgery.split import find_classifier
 
 METHODS = ("source", "tent", "dpl", "t3a")
 LONG = (
@@ -34,6 +36,7 @@ LONG = (
     "adacontrast",
     "roid",
 )
+_STILL = 1e-9  # the same batch again and again would make all samples one class, which costs nothing
 Points = dict[str, list[tuple[int, float, float]]]
 
 
@@ -48,9 +51,9 @@ def main() -> None:
     args = parser.parse_args()
     keep_freed_memory()
     found: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
-    for name, make in curves(args).items():
+    for name, measure in curves(args).items():
         if args.only in (None, name):
-            found[name] = make()
+            found[name] = measure()
             args.out.write_text(json.dumps(found, indent=1))
     if args.picture:
         draw(found, args.picture)
@@ -62,31 +65,35 @@ def curves(args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     batches, classes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512][thin], [10, 100, 1_000, 4_096, 10_000, 21_843][thin]
     sizes, length = [16, 32, 64, 96, 128, 192][thin], args.batches // (50 if args.quick else 1)
     return {
-        "batch size": lambda: over(batches, lambda n: (small(), random_images(n))),
-        "classes": lambda: over(classes, lambda n: (small(n), random_images(32))),
-        "pixels a side": lambda: over(sizes, lambda n: (small(), random_images(16, n))),
+        "batch size": lambda: over(batches, lambda n: subject(images=n)),
+        "classes": lambda: over(classes, lambda n: subject(classes=n)),
+        "pixels a side": lambda: over(sizes, lambda n: subject(images=16, size=n)),
         "stream length": lambda: long_streams(length),
     }
 
 
-def small(classes: int = 10) -> nn.Module:
-    """Return CIFAR ResNet-20."""
+def subject(images: int = 32, size: int = 32, classes: int = 10) -> tuple[nn.Module, Tensor]:
+    """Return random images and a CIFAR ResNet-20 that tells them apart: a loss over one class would cost nothing."""
     torch.manual_seed(0)
-    return CifarResNet(20, classes).eval()
+    net, batch = CifarResNet(20, classes).eval(), torch.rand(images, 3, size, size)
+    with torch.no_grad():
+        features = Network(net, needs_classifier=True)(batch).z
+        head = net.get_submodule(find_classifier(net))
+        centred = features - features.mean(dim=0)
+        rows = torch.zeros_like(head.weight).index_add(0, torch.arange(images) % min(classes, 10), centred)
+        head.weight.copy_(6 * rows / (centred @ rows.T).amax().clamp(min=1e-12))
+        head.bias.copy_(-(head.weight @ features.mean(dim=0)))
+    return net, batch
 
 
-def random_images(count: int, size: int = 32) -> Tensor:
-    """Return random images in [0, 1]."""
-    return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(0))
-
-
-def over(values: list[int], subject: Callable[[int], tuple[nn.Module, Tensor]]) -> Points:
+def over(values: list[int], make: Callable[[int], tuple[nn.Module, Tensor]]) -> Points:
     """Return milliseconds per batch and peak megabytes of each method for each value."""
     points: Points = {method: [] for method in METHODS}
     for value in values:
-        net, images = subject(value)
+        net, images = make(value)
         for method in METHODS:
-            settings = {"confidence": 0.0} if method == "dpl" else {}
+            settings = {"lr": _STILL} if method in ("tent", "dpl") else {}
+            settings |= {"confidence": 0.0} if method == "dpl" else {}
             model = dpl.adapt(net, method, **settings)
             model(images)
             forget_peak()
