@@ -21,9 +21,9 @@ docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# In full; hours on one core. Stopped and started again, it goes on where it was.
+# In full; more than an hour on two cores. Stopped and started again, it goes on where it was.
 abuse: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/abuse.py --out runs/abuse
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/abuse.py --out runs/abuse --jobs $$(nproc)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serve_abuse.py
 
 # Speed and memory of every method, and how they grow; some hours on two idle cores. Stopped and started again, it goes on.

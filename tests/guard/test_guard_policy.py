@@ -59,6 +59,12 @@ def test_each_freeze_lasts_twice_as_long_up_to_a_limit() -> None:
     assert made.waiting == 10
 
 
+def test_what_was_lost_slowly_is_not_tried_again_soon() -> None:
+    made = ladder(wait=10)
+    assert list(made.climb(False, slowly=True)) == [FREEZE]
+    assert made.waiting == 80
+
+
 def test_standing_back_has_no_wait_and_counts_as_no_freeze() -> None:
     made = ladder(patience=10)
     assert [made.see_classes(True, False, 60) for _ in range(2)] == [None, "hold"]

@@ -22,7 +22,7 @@ other company (dpl.guard.company), they are believed, and the stream is not poor
 
 Some methods forget a class so slowly that no allowance is exceeded. Over a long time that shows in the balance of
 classes alone: the nats lost over all those rows count, beyond what as many differing rows would lose by chance. Methods
-that help make the balance better; unless that is clear, or hardly an answer differs, every row is looked at.
+that help make the balance better; unless that shows, or hardly an answer differs, every row is looked at.
 
 What exceeds the allowance is summed over rows and never falls below zero (CUSUM): `lost` is an estimate of how many
 answers adaptation cost since it last did well. One batch of eight rows can say little; many can.

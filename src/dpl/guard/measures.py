@@ -59,7 +59,7 @@ def entropies(counts: Tensor) -> list[float]:
 def faded(long: Tensor | None, differing: float) -> list[float]:
     """Return the nats of entropy lost over all rows of a long time, by two measures of chance: doubtful, certain.
 
-    Rows that merely differ lose nothing on average. It is doubtful until clearly something was gained, or unless
+    Rows that merely differ lose nothing on average. It is doubtful unless more than chance was gained, or
     hardly a row differs. Both are 0 until the source has seen half of the classes.
     """
     own, adapted = (0.0, 0.0) if long is None else entropies(long)
