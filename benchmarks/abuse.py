@@ -141,11 +141,11 @@ def resume(method: str, scale: float, seed: int) -> Facts:
     return {"batches": len(batches), "cuts": len(cuts)}
 
 
-def cost(method: str, weights: Path | None = None, pictures: Path | None = None, rounds: int = 60) -> Facts:
+def cost(method: str, weights: Path | None = None, pictures: Path | None = None, rounds: int = 300) -> Facts:
     """Feed a guarded and an unguarded model the same batches in turn; processor time of one over the other."""
-    source, batches = network(), [batch for batch, _ in iid("noise", 32 * 20)]
+    source, batches = network(), [batch for batch, _ in iid("noise", 32 * rounds)]
     if weights is not None and pictures is not None:
-        source, rounds = create("cifar_resnet20", weights=weights), 24
+        source, rounds = create("cifar_resnet20", weights=weights), 40
         with np.load(pictures, allow_pickle=False) as file:
             found = torch.from_numpy(file["images"][: 64 * 16]).permute(0, 3, 1, 2).float() / 255
         batches = [batch.contiguous() for batch in found.split(64)]
