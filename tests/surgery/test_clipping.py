@@ -108,3 +108,13 @@ def test_outputs_that_are_overwritten_get_the_librarys_activation() -> None:
     expected = torch.autograd.grad(plain(X).square().sum(), list(plain.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert type(ours.module.get_submodule("1.act")) is nn.ReLU6
+
+
+def test_a_trial_run_finds_such_outputs_too_and_keeps_none() -> None:
+    torch.manual_seed(0)
+    overwriting = Network(nn.Sequential(nn.Linear(6, 8), Overwriting(), nn.Linear(8, 3)))
+    overwriting.differentiate(X)
+    assert type(overwriting.module.get_submodule("1.act")) is nn.ReLU6
+    usual = Network(net())
+    usual.differentiate(X)
+    assert usual._clipping.outputs is None, "every map of the trial would stay in memory"

@@ -179,7 +179,7 @@ class Network:
         """Run the batch forward, and back through what trains if anything does; keep nothing."""
         parameters = [p for p in self.module.parameters() if p.requires_grad]
         with torch.set_grad_enabled(bool(parameters)):
-            value = logits_of(self.module(images)).float().square().mean()
+            value = self._logits(images).float().square().mean()
         if value.requires_grad:
             torch.autograd.grad(value, parameters, allow_unused=True)
 
