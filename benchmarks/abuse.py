@@ -145,7 +145,7 @@ def cost(method: str, weights: Path | None = None, pictures: Path | None = None,
     """Feed a guarded and an unguarded model the same batches in turn; processor time of one over the other."""
     source, batches = network(), [batch for batch, _ in iid("noise", 32 * rounds)]
     if weights is not None and pictures is not None:
-        source, rounds = create("cifar_resnet20", weights=weights), 40
+        source, rounds = create("cifar_resnet20", weights=weights), 24
         with np.load(pictures, allow_pickle=False) as file:
             found = torch.from_numpy(file["images"][: 64 * 16]).permute(0, 3, 1, 2).float() / 255
         batches = [batch.contiguous() for batch in found.split(64)]

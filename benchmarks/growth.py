@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from speed.networks import tell_apart
 from torch import Tensor, nn
 
 import dpl
 from dpl.allocator import keep_freed_memory
 from dpl.backbones.cifar_resnet import CifarResNet
 from dpl.costs import forget_peak, peak_memory
-from dpl.surgery import Network
-from dpl.surgery.split import find_classifier
 
 METHODS = ("source", "tent", "dpl", "t3a")
 LONG = (
@@ -75,15 +74,8 @@ def curves(args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
 def subject(images: int = 32, size: int = 32, classes: int = 10) -> tuple[nn.Module, Tensor]:
     """Return random images and a CIFAR ResNet-20 that tells them apart: a loss over one class would cost nothing."""
     torch.manual_seed(0)
-    net, batch = CifarResNet(20, classes).eval(), torch.rand(images, 3, size, size)
-    with torch.no_grad():
-        features = Network(net, needs_classifier=True)(batch).z
-        head = net.get_submodule(find_classifier(net))
-        centred = features - features.mean(dim=0)
-        rows = torch.zeros_like(head.weight).index_add(0, torch.arange(images) % min(classes, 10), centred)
-        head.weight.copy_(6 * rows / (centred @ rows.T).amax().clamp(min=1e-12))
-        head.bias.copy_(-(head.weight @ features.mean(dim=0)))
-    return net, batch
+    batch = torch.rand(images, 3, size, size)
+    return tell_apart(CifarResNet(20, classes).eval(), batch), batch
 
 
 def over(values: list[int], make: Callable[[int], tuple[nn.Module, Tensor]]) -> Points:

@@ -15,7 +15,7 @@ import dpl
 from dpl.methods.registry import get_method
 
 from .measure import CLOCKS, Contender, floor_step, runners, source_step, time_in_turns
-from .networks import SUBJECTS, half_confident, make_images, make_network
+from .networks import SUBJECTS, confident, make_images, make_network
 from .record import Record
 from .usual import LR, USUAL
 
@@ -34,7 +34,7 @@ def main() -> None:
     """Measure what is not in the file yet, print a table for each network, write JSON."""
     args = _arguments()
     torch.set_num_threads(1)  # a fork of a process with a second thread would wait for it forever
-    known = {name: getattr(args, name) for name in ("threads", "clock", "together", "batch")}
+    known = {name: getattr(args, name) for name in ("threads", "clock", "together", "batch", "confident")}
     record = Record(args.out, known | {"torch": torch.__version__})
     for key in args.networks:
         measure_network(key, args.methods or (CORE if args.core else _every_method()), args, record)
@@ -58,7 +58,7 @@ def measure_network(key: str, methods: list[str], args: argparse.Namespace, reco
 
 def measure_method(name: str, net: nn.Module, images: Tensor, args: argparse.Namespace) -> Row:
     """Time one method beside its floor, source inference and the usual way."""
-    confidence = half_confident(net, images)
+    confidence = confident(net, images, args.confident)
     ours = functools.partial(_adapted, name, net, images, confidence)
     contenders = [
         Contender("source", lambda: source_step(copy.deepcopy(net))),
@@ -114,6 +114,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--core", action="store_true", help="the best known methods alone")
     parser.add_argument("--rounds", type=int, default=3, help="at most")
     parser.add_argument("--patience", type=float, default=60, help="seconds after which a method gets no further round")
+    parser.add_argument("--confident", type=float, default=0.5, help="share of a batch that is confident")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
         "--together", action="store_true", help="all in one process (default: each in its own, in turns)"

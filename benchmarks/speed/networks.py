@@ -47,23 +47,28 @@ def make_network(subject: Subject, images: Tensor) -> nn.Module:
         if subject.name == "resnet20"
         else optional("timm", "bench").create_model(subject.name, num_classes=CLASSES)
     )
-    network = Network(net.eval(), needs_classifier=True)
-    with torch.no_grad():
-        features = network(images).z
-        centred = features - features.mean(dim=0)
-        groups = torch.arange(len(images)) % CLASSES
-        rows = torch.stack([centred[groups == k].sum(dim=0) for k in range(CLASSES)])
-        rows = 6 * rows / (centred @ rows.T).amax().clamp(min=1e-12)
-        head = net.get_submodule(network.classifier_name or "")
-        head.weight.copy_(rows)
-        head.bias.copy_(-(rows @ features.mean(dim=0)))
-    return net.eval()
+    return tell_apart(net.eval(), images)
 
 
-def half_confident(net: nn.Module, images: Tensor) -> float:
-    """Return the threshold above which half of the batch is confident."""
+@torch.no_grad()
+def tell_apart(net: nn.Module, images: Tensor) -> nn.Module:
+    """Give the network a classifier that spreads these images over (at most ten) classes; return it."""
+    network = Network(net, needs_classifier=True)
+    head = net.get_submodule(network.classifier_name or "")
+    features = network(images).z
+    centred = features - features.mean(dim=0)
+    groups = torch.arange(len(images)) % min(len(head.weight), CLASSES)
+    rows = torch.zeros_like(head.weight).index_add(0, groups, centred)
+    rows = 6 * rows / (centred @ rows.T).amax().clamp(min=1e-12)
+    head.weight.copy_(rows)
+    head.bias.copy_(-(rows @ features.mean(dim=0)))
+    return net
+
+
+def confident(net: nn.Module, images: Tensor, share: float) -> float:
+    """Return the threshold above which this share of the batch is confident."""
     with torch.no_grad():
-        return float(net(images).softmax(dim=1).amax(dim=1).median())
+        return float(net(images).softmax(dim=1).amax(dim=1).quantile(1 - share))
 
 
 def _cifar() -> nn.Module:

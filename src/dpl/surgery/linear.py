@@ -11,9 +11,9 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from dpl.surgery.rows import Convolutions
-from dpl.surgery.subclass import Forward, Subclasses, put_back
+from dpl.surgery.subclass import Forward, Subclasses
 
-__all__ = ["install_linear", "uninstall_linear"]
+__all__ = ["install_linear"]
 
 
 def install_linear(module: nn.Module, shared: Convolutions) -> None:
@@ -21,13 +21,6 @@ def install_linear(module: nn.Module, shared: Convolutions) -> None:
     for layer in list(module.modules()):
         if isinstance(layer, nn.Linear):
             _answering.take(layer, convolutions=shared)
-
-
-def uninstall_linear(module: nn.Module) -> None:
-    """Give every linear layer its own class back."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear):
-            put_back(layer, "convolutions")
 
 
 def _make_forward(original: type[nn.Module]) -> Forward:
