@@ -20,7 +20,7 @@ from dpl.bench.grid import Case, Places, read_grid
 from dpl.bench.images import open_parts, segment_batches
 from dpl.streams import plan
 
-BATCHES, ROUNDS = 8, 3
+BATCHES, ROUNDS = 8, 10
 
 
 def main() -> None:

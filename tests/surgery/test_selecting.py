@@ -106,7 +106,7 @@ def test_a_repeated_pass_convolves_nothing_forward_and_only_the_selected_back() 
 
 def test_outputs_that_are_overwritten_are_computed_again() -> None:
     network = Network(net(first=nn.Identity()), needs_classifier=True)  # the activation overwrites the convolution's
-    assert convolved(network, [2, 5]) == ([2] * 5, [2] * 5)
+    assert convolved(network, [2, 5]) == ([2], [2] * 5)
     for ours, plain in zip(gradients(network, [2, 5], True), gradients(network, [2, 5], False), strict=True):
         assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
@@ -221,9 +221,43 @@ def test_networks_whose_weights_are_elsewhere_are_left_alone() -> None:
     assert not is_cut(Network(module, needs_classifier=True))
 
 
-def test_a_frozen_beginning_is_not_run_again() -> None:
-    network = Network(net(), needs_classifier=True)
+@pytest.mark.parametrize("inplace", [True, False])
+@pytest.mark.parametrize("watch", [None, "3", "5"])
+def test_a_frozen_beginning_is_not_run_again(inplace: bool, watch: str | None) -> None:
+    network = Network(net(inplace), needs_classifier=True)
     network.train_only("all", start="5")
+    parameters = [p for p in network.module.parameters() if p.requires_grad]
+    called: list[int] = []
+    network.module[3].conv1.register_forward_hook(lambda _layer, args, _output: called.append(len(args[0])))
+    out, plain = network.selecting(IMAGES, watch=watch), network._watching(IMAGES, watch)
+    found = []
+    for given in (out, plain):
+        called.clear()
+        maps = torch.zeros(8) if given.maps is None else given.maps.flatten(1).sum(dim=1)
+        loss = given.logits[[1, 4, 5]].logsumexp(dim=1).sum() + maps[[4, 5]].sum()
+        found.append(torch.autograd.grad(loss, parameters))
+        assert called == []
+    assert is_cut(network)
+    for ours, expected in zip(*found, strict=True):
+        assert torch.allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_was_overwritten_before_the_part_that_learns_is_computed_again() -> None:
+    network = Network(net(first=nn.Identity()), needs_classifier=True)  # the activation overwrites the convolution's
+    network.train_only("all", start="3")
+    parameters = [p for p in network.module.parameters() if p.requires_grad]
+    found = [
+        torch.autograd.grad(out.logits[[2, 5]].logsumexp(dim=1).sum(), parameters)
+        for out in (network.selecting(IMAGES), network(IMAGES))
+    ]
+    assert is_cut(network)
+    for ours, expected in zip(*found, strict=True):
+        assert torch.allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_where_little_learns_nothing_is_repeated() -> None:
+    network = Network(net(), needs_classifier=True)
+    network.train_only("all", start="8")
     assert not is_cut(network)
 
 

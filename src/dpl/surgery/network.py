@@ -62,7 +62,7 @@ class Network:
         self.norm: NormControl = install(self.module)
         self._convolutions = install_convolutions(self.module, self.norm)
         install_linear(self.module, self._convolutions)
-        self._selecting = Selecting(self._convolutions)
+        self._selecting = Selecting(self.module, self._convolutions)
         self._clipping = Clipping(self.module)
         self.classifier_name = self._split(classifier, needs_classifier)
         self.confirmed = classifier is not None or self.classifier_name is None

@@ -7,7 +7,7 @@ nothing is overwritten in place) is tried once, on three images, for each image 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dpl.surgery.split import logits_of
 
-__all__ = ["Replay", "maps_in", "put_maps"]
+__all__ = ["Replay", "answering", "hooked", "maps_in", "put_maps"]
 
 Outputs = dict[nn.Module, list[Any]]
 _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
@@ -46,7 +46,7 @@ class Replay:
             if plan is not None and len(outputs[module]) < plan[module]:
                 outputs[module].append(_without_graph(output))
 
-        with _hooked(outputs, keep):
+        with hooked(outputs, keep):
             yield outputs
 
     @contextmanager
@@ -55,7 +55,7 @@ class Replay:
         answers = outputs | {self.layer: [put_maps(outputs[self.layer][0], maps)]}
         with ExitStack() as stack:
             for module, given in answers.items():
-                stack.enter_context(_answering(module, given))
+                stack.enter_context(answering(module, given))
             yield
 
     @torch.no_grad()
@@ -73,7 +73,7 @@ class Replay:
         versions: list[int] = []
         with (
             self.recording(three) as outputs,
-            _hooked([self.layer], lambda *call: versions.append(maps_in(call[2])._version)),
+            hooked([self.layer], lambda *call: versions.append(maps_in(call[2])._version)),
         ):
             self.module(three)
         maps = maps_in(outputs[self.layer][0])
@@ -84,7 +84,7 @@ class Replay:
         before = [tensor._version for tensor in _tensors(outputs)]
         with self.starting_with(changed.clone(), outputs):
             short = logits_of(self.module(three))
-        with _hooked([self.layer], lambda *call: put_maps(call[2], changed.clone())):
+        with hooked([self.layer], lambda *call: put_maps(call[2], changed.clone())):
             long = logits_of(self.module(three[rows]))
         untouched = before == [tensor._version for tensor in _tensors(outputs)]
         return untouched and short.shape == long.shape and torch.allclose(short, long, rtol=1e-3, atol=1e-4)
@@ -105,7 +105,7 @@ class Replay:
         modules = list(self.module.modules())
         handles = [module.register_forward_pre_hook(enter) for module in modules]
         try:
-            with _hooked(modules, leave):
+            with hooked(modules, leave):
                 self.module(images)
         finally:
             for handle in handles:
@@ -132,7 +132,8 @@ def _without_graph(output: Any) -> Any:
 
 
 @contextmanager
-def _hooked(modules: Any, hook: Callable[..., Any]) -> Iterator[None]:
+def hooked(modules: Any, hook: Callable[..., Any]) -> Iterator[None]:
+    """Call `hook` after each forward call of these modules inside the block."""
     handles = [module.register_forward_hook(hook) for module in modules]
     try:
         yield
@@ -142,7 +143,7 @@ def _hooked(modules: Any, hook: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _answering(module: nn.Module, answers: list[Any]) -> Iterator[None]:
+def answering(module: nn.Module, answers: Iterable[Any]) -> Iterator[None]:
     """Let a module answer its next calls with what is given, and run again after that."""
     waiting, forward = iter(answers), module.forward
 

@@ -25,7 +25,10 @@ from dpl.surgery.norm import NormControl
 from dpl.surgery.subclass import Forward, Subclasses, put_back
 from dpl.surgery.winograd import convolve, suits
 
-__all__ = ["Convolutions", "Kept", "install_convolutions", "rows_with_gradient", "uninstall_convolutions"]
+__all__ = [
+    "Convolutions", "Kept", "install_convolutions", "rows_with_gradient", "take_rows", "unchanged",
+    "uninstall_convolutions",
+]  # fmt: skip
 
 _SMALL = 5e6  # multiplications of a convolution below which a look costs more than it can save
 _DENSE = 12  # multiplications for each value read or written above which leaving samples out pays for their copy
@@ -72,8 +75,13 @@ class Convolutions:
     def answer(self, layer: nn.Module) -> Tensor | None:
         """Return the next answer for a layer, if there is one."""
         waiting = None if self.answers is None else self.answers.get(layer)
-        given = waiting.pop(0) if waiting else None
-        return None if given is None or self.rows is None else _take(given[0], self.rows)
+        given = unchanged(waiting.pop(0)) if waiting else None
+        return None if given is None or self.rows is None else take_rows(given, self.rows)
+
+
+def unchanged(output: tuple[Tensor, int] | None) -> Tensor | None:
+    """Return an output that was kept, unless something that works in place has overwritten it since."""
+    return output[0] if output is not None and output[0]._version == output[1] else None
 
 
 def install_convolutions(module: nn.Module, norm: NormControl | None = None) -> Convolutions:
@@ -183,7 +191,7 @@ class _Convolution(torch.autograd.Function):
         look = ctx.sparse and not torch.is_grad_enabled()  # a second derivative needs all samples
         rows = rows_with_gradient(gradient) if look else None
         if rows is not None:
-            x, gradient = _take(x, rows), _take(gradient, rows)
+            x, gradient = take_rows(x, rows), take_rows(gradient, rows)
         to_x, to_weight, to_bias = _gradients(gradient, x, weight, ctx.geometry, ctx.needs_input_grad, ctx.biased)
         if rows is not None and to_x is not None:
             to_x = _fill_up(to_x, rows, count)
@@ -246,7 +254,7 @@ def _by_row(maps: Tensor) -> Tensor:
     return maps.permute(0, 2, 3, 1).flatten(1) if _is_channels_last(maps) else maps.flatten(1)
 
 
-def _take(maps: Tensor, rows: Tensor) -> Tensor:
+def take_rows(maps: Tensor, rows: Tensor) -> Tensor:
     """Return some rows of maps in the same memory layout, which indexing them would copy element by element."""
     taken = _empty_like(maps, len(rows))
     torch.index_select(_by_row(maps), 0, rows, out=_by_row(taken))

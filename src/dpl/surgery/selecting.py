@@ -2,7 +2,7 @@
 
 Which samples a loss learns from is known after the forward pass. Where those are few, the pass is repeated for them
 alone when the gradient arrives, and costs next to nothing: its convolutions and linear layers answer with what they
-gave the first time.
+gave the first time, and so does every part that comes before what learns.
 What is differentiated then is a batch of the selected samples, in every layer, and the graph of the first pass is let
 go before. Where nearly all samples are selected, the first pass is differentiated as always. Gradients are the same
 within rounding.
@@ -11,14 +11,16 @@ This needs a network that treats each sample by itself; whether it does is tried
 statistics of the batch it does not, and nothing of this is done.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from dpl.surgery.rows import Convolutions, Kept
+from dpl.surgery.replay import answering, hooked
+from dpl.surgery.rows import Convolutions, Kept, take_rows, unchanged
 
 if TYPE_CHECKING:
     from dpl.surgery.network import Pass
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Selecting", "repeats_cheaply"]
 
 _WORTH = 0.85  # share of samples with a gradient above which the first pass is differentiated
-_FROZEN = 0.2  # share of the work before the first layer that learns, above which a repetition would cost too much
+_LITTLE = 0.05  # share of the work in layers that learn, below which there is nothing to save
 Run = Callable[[Tensor], "Pass"]
 
 
@@ -39,24 +41,34 @@ def repeats_cheaply(module: nn.Module) -> bool:
 class Selecting:
     """Passes of one network of which only selected samples are differentiated."""
 
-    def __init__(self, convolutions: Convolutions) -> None:
-        self._convolutions = convolutions
+    def __init__(self, module: nn.Module, convolutions: Convolutions) -> None:
+        self._module, self._convolutions = module, convolutions
+        self._beginnings: dict[tuple[int, ...], list[nn.Module]] = {}  # by the addresses of the parameters that learn
         self._apart: dict[torch.Size, bool] = {}  # whether samples of this shape are treated each by itself
 
     def __call__(self, run: Run, images: Tensor, parameters: list[Tensor]) -> "Pass":
         """Run the network; the gradient of its outputs reaches `parameters` through what the loss selects."""
-        shared = self._convolutions
+        shared, beginning = self._convolutions, self._beginning(parameters)
         shared.kept, shared.samples, shared.work = {}, len(images), [0, 0]
         try:
-            out, kept = run(images), shared.kept
+            with _keeping(beginning, len(images)) as given:
+                out, kept = run(images), shared.kept
         finally:
             shared.kept = None
-        late = shared.work[0] >= _FROZEN * sum(shared.work)  # or nothing was worth keeping
-        if late or not out.logits.requires_grad or not self._treats_samples_apart(run, images):
+        little = shared.work[1] <= _LITTLE * sum(shared.work)
+        if little or not out.logits.requires_grad or not self._treats_samples_apart(run, images):
             return out
         outputs = [None if value is None else value.detach() for value in _outputs(out)]
-        record = _Record(out, images, kept, run, shared)
+        record = _Record(out, images, kept, given, run, shared)
         return type(out)(images, *_Selected.apply(record, *outputs, *parameters))  # type: ignore[no-untyped-call]
+
+    def _beginning(self, parameters: list[Tensor]) -> list[nn.Module]:
+        """Return the outermost modules that are defined before the first one that learns."""
+        key = tuple(map(id, parameters))
+        if key not in self._beginnings:
+            self._beginnings[key] = []
+            _collect_until_one_learns(self._module, self._beginnings[key])
+        return self._beginnings[key]
 
     def _treats_samples_apart(self, run: Run, images: Tensor) -> bool:
         shape = images.shape[1:]
@@ -74,7 +86,8 @@ class _Record:
 
     first: "Pass | None"  # with its graph, until that has been used or was not wanted
     images: Tensor
-    kept: Kept
+    kept: Kept  # outputs of convolutions and linear layers,
+    given: Kept  # and of the parts before what learns
     run: Run
     shared: Convolutions
 
@@ -82,17 +95,49 @@ class _Record:
         """Return the pass for some samples: the first one if all are wanted and it is still there, or a new one."""
         first, self.first = self.first, None
         if first is not None and all_wanted:
-            self.kept = {}
+            self.kept, self.given = {}, {}
             return first
         del first  # its graph's memory is free for the new one
-        kept = [output for outputs in self.kept.values() for output in outputs if output is not None]
-        if all(given._version == version for given, version in kept):  # else something works in place
-            self.shared.answers = {layer: list(outputs) for layer, outputs in self.kept.items()}
-            self.shared.rows = rows
+        self.shared.answers = {layer: list(outputs) for layer, outputs in self.kept.items()}
+        self.shared.rows = rows
         try:
-            return self.run(self.images[rows])
+            with _giving(self.given, rows):
+                return self.run(self.images[rows])
         finally:
             self.shared.answers = self.shared.rows = None
+
+
+def _collect_until_one_learns(module: nn.Module, found: list[nn.Module]) -> bool:
+    """Collect the outermost modules before the first one that learns; return whether that one was met."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        found.append(module)
+        return False
+    learns = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+    return learns or any(_collect_until_one_learns(child, found) for child in module.children())
+
+
+@contextmanager
+def _keeping(modules: list[nn.Module], samples: int) -> Iterator[Kept]:
+    """Keep what these modules give inside the block, where it has a row for each sample and no graph."""
+    kept: Kept = {}
+
+    def keep(module: nn.Module, _inputs: Any, output: Any) -> None:
+        whole = isinstance(output, Tensor) and output.ndim > 1 and len(output) == samples and not output.requires_grad
+        kept.setdefault(module, []).append((output.detach(), output._version) if whole else None)
+
+    with hooked(modules, keep):
+        yield kept
+
+
+@contextmanager
+def _giving(kept: Kept, rows: Tensor) -> Iterator[None]:
+    """Let modules answer with some rows of what they gave, if all of it was kept and nothing has overwritten it."""
+    with ExitStack() as stack:
+        for module, outputs in kept.items():
+            given = [output for output in map(unchanged, outputs) if output is not None]
+            if len(given) == len(outputs):
+                stack.enter_context(answering(module, (take_rows(output, rows) for output in given)))
+        yield
 
 
 class _Selected(torch.autograd.Function):
@@ -104,7 +149,11 @@ class _Selected(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         ctx.record, ctx.parameters = record, parameters
-        return tuple(None if value is None else value.clone() for value in (logits, features, maps))
+        given = [None if value is None else value.clone() for value in (logits, features, maps)]
+        before = () if record.first is None else _outputs(record.first)
+        still = [new for new, old in zip(given, before, strict=True) if old is not None and not old.requires_grad]
+        ctx.mark_non_differentiable(*still)  # what lies before all that learns
+        return tuple(given)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
