@@ -13,11 +13,12 @@ On a GPU all is left to the library, as a look at the gradient would make the ho
 """
 
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, pad
+from torch.nn.functional import conv2d
 from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 
@@ -220,15 +221,22 @@ def _kernel_exceeds(gradient: Tensor, weight: Tensor, geometry: tuple[Any, ...])
 
 def _by_shifts(gradient: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
     """Return the gradient of depthwise weights: for each place in the kernel, gradient times shifted input, summed."""
-    (_, channels, height, width), (rows, columns) = gradient.shape, weight.shape[2:]
-    (down, right), d = padding, gradient.permute(0, 2, 3, 1)
-    framed = pad(x.permute(0, 2, 3, 1), (0, 0, right, right, down, down))
-    sums = [
-        (d * framed[:, i : i + height, j : j + width]).reshape(-1, channels).sum(dim=0)
-        for i in range(rows)
-        for j in range(columns)
-    ]
+    d, x = gradient.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1)
+    sums = []
+    for i, j in product(range(weight.shape[2]), range(weight.shape[3])):
+        (down, moved_down), (right, moved_right) = (
+            _overlap(place - framed, d.shape[side], x.shape[side])
+            for place, framed, side in zip((i, j), padding, (1, 2), strict=True)
+        )
+        sums.append((d[:, down, right] * x[:, moved_down, moved_right]).reshape(-1, len(weight)).sum(dim=0))
     return torch.stack(sums, dim=1).view_as(weight)
+
+
+def _overlap(shift: int, length: int, other: int) -> tuple[slice, slice]:
+    """Return where a side of one map lies over that of another which is shifted against it, in terms of either."""
+    start = max(0, -shift)
+    end = max(start, min(length, other - shift))
+    return slice(start, end), slice(start + shift, end + shift)
 
 
 def rows_with_gradient(gradient: Tensor) -> Tensor | None:
