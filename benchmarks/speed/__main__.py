@@ -21,7 +21,7 @@ from .usual import LR, USUAL
 
 CORE = [
     "source", "norm", "tent", "pl", "shot_im", "eta", "sar", "t3a", "lame", "tsd", "cotta", "domainadaptor", "roid",
-    "dpl_o", "dpl_star", "dpl", "dpl_dagger", "dpl_dagger:carry_over",
+    "dpl_o", "dpl_star", "dpl", "dpl_dagger", "dpl_dagger:carry_over", "pl:classifier", "dpl:classifier",
 ]  # fmt: skip
 # Thresholds at which every sample is selected, or every view asked for: what is skipped costs nothing.
 EASY = {"margin": 2.0, "redundancy": 1.1, "drop": -1.0, "recovery": 0.0}
@@ -68,7 +68,7 @@ def measure_method(name: str, net: nn.Module, images: Tensor, args: argparse.Nam
     if name.startswith("dpl_dagger"):  # which is dpl and more: how much more?
         contenders.append(Contender("dpl", functools.partial(_adapted, "dpl", net, images, confidence)))
     usual = USUAL.get(name.split(":")[0])
-    if usual is not None:
+    if usual is not None and not name.endswith(":classifier"):
         contenders.append(Contender("usual", lambda: usual(copy.deepcopy(net), confidence), keeps_memory=False))
     else:  # no other way was written: the same code without what makes it fast
         contenders.append(Contender("plain", functools.partial(ours, layout="as_is"), keeps_memory=False))
@@ -77,9 +77,10 @@ def measure_method(name: str, net: nn.Module, images: Tensor, args: argparse.Nam
 
 
 def _adapted(name: str, net: nn.Module, images: Tensor, confidence: float, **options: Any) -> dpl.AdaptiveModel:
-    method, _, style = name.partition(":")
+    method, _, variant = name.partition(":")
     known = {field.name for field in dataclasses.fields(get_method(method).settings_class)}
-    wanted = {"lr": LR, "confidence": confidence, "style": style or None} | ALL_SELECTED.get(method, {})
+    wanted = {"lr": LR, "confidence": confidence} | ALL_SELECTED.get(method, {})
+    wanted |= {"scope" if variant == "classifier" else "style": variant or None}
     settings = {key: value for key, value in wanted.items() if key in known and value is not None}
     labels = net(images[:8]).argmax(dim=1)
     source = (images[:8], labels) if get_method(method).info.source != "never" else None
@@ -87,7 +88,7 @@ def _adapted(name: str, net: nn.Module, images: Tensor, confidence: float, **opt
 
 
 def _every_method() -> list[str]:
-    return [*dpl.list_methods(), "dpl_dagger:carry_over", "tent+dpl"]
+    return [*dpl.list_methods(), "dpl_dagger:carry_over", "tent+dpl", "pl:classifier", "dpl:classifier"]
 
 
 _HEAD = (
@@ -112,7 +113,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", default=list(SUBJECTS), choices=list(SUBJECTS))
     parser.add_argument("--methods", nargs="+", help="default: every method")
     parser.add_argument("--core", action="store_true", help="the best known methods alone")
-    parser.add_argument("--rounds", type=int, default=3, help="at most")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="at most, and twice as many where the usual way is as fast"
+    )
     parser.add_argument("--patience", type=float, default=60, help="seconds after which a method gets no further round")
     parser.add_argument("--confident", type=float, default=0.5, help="share of a batch that is confident")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -31,7 +31,7 @@ def goals(rows: Rows) -> Iterator[tuple[str, str, str, float, float, bool]]:
             yield "usual / ours", network, method, AGAINST_USUAL[network], row["usual"] / row["ours"], True
         if method == "cotta":
             yield "usual / ours", network, method, 3, row["usual"] / row["ours"], True
-        if method in ("t3a", "lame"):
+        if method in ("t3a", "lame", "pl:classifier", "dpl:classifier"):
             yield "x source", network, method, 1.1, row["ours"] / row["source"], False
         if "dpl" in row:
             asked = 1.45 if method.endswith("carry_over") else 1.9
