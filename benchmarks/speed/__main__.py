@@ -49,10 +49,9 @@ def measure_network(key: str, methods: list[str], args: argparse.Namespace, reco
     print(f"\n{key}, {subject.size} pixels, batch {subject.batch}\n{_HEAD}", flush=True)
     for name in methods:
         row = record.find(key, name)
-        if row is None:
-            row = {"network": key, "size": subject.size, "batch": subject.batch, "method": name}
-            row |= measure_method(name, net, images, args)
-            record.add(row)
+        if row is None or args.again:
+            like = {"network": key, "size": subject.size, "batch": subject.batch, "method": name}
+            row = record.add(like | measure_method(name, net, images, args))
         print(_line(row), flush=True)
 
 
@@ -116,6 +115,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=3, help="at most, and twice as many where the usual way is as fast"
     )
+    parser.add_argument("--again", action="store_true", help="more rounds for methods that are in the file already")
     parser.add_argument("--patience", type=float, default=60, help="seconds after which a method gets no further round")
     parser.add_argument("--confident", type=float, default=0.5, help="share of a batch that is confident")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

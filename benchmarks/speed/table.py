@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 HEAD = (
-    "| method | images/s | x source | x floor | usual / ours | peak MB | usual's |\n"
-    "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    "| method | images/s | x source | x floor | usual / ours | peak MB | usual's | rounds |\n"
+    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
 )
 
 
@@ -43,7 +43,7 @@ def line(row: dict[str, Any]) -> str:
     floor = f"{row['ours'] / row['floor']:.2f}" if "floor" in row else "–"
     cells = [
         f"`{row['method']}`", f"{1e3 / row['ours']:.1f}", f"{row['ours'] / row['source']:.2f}", floor, ratio,
-        f"{row['peak_ours']:.0f}", f"{row[f'peak_{other}']:.0f}",
+        f"{row['peak_ours']:.0f}", f"{row[f'peak_{other}']:.0f}", f"{row['rounds']}",
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 

@@ -284,14 +284,15 @@ def test_a_second_derivative_goes_through_the_whole_graph() -> None:
 @pytest.mark.parametrize(
     "method", ["pl", "dpl", "arcface", "proxy_nca", "shot_im", "shot", "dpl_dagger:two_pass", "dpl_dagger:carry_over"]
 )
-def test_methods_adapt_alike(method: str, monkeypatch) -> None:
+@pytest.mark.parametrize("start", [None, "5"])
+def test_methods_adapt_alike(method: str, start: str | None, monkeypatch) -> None:
     batches = torch.rand(4, 8, 3, 16, 16, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         confidence = float(net()(batches[0]).softmax(dim=1).amax(dim=1).median())
     method, _, style = method.partition(":")
     settings: dict[str, Any] = {} if method.startswith("shot") else {"confidence": confidence}
     settings |= {"style": style, "style_layer": "3"} if style else {}
-    short, plain = (dpl.adapt(copy.deepcopy(net()), method, lr=1e-3, **settings) for _ in range(2))
+    short, plain = (dpl.adapt(copy.deepcopy(net()), method, lr=1e-3, start=start, **settings) for _ in range(2))
     monkeypatch.setattr(plain._network, "selecting", lambda images, watch=None: plain._network._watching(images, watch))
     for batch in batches:
         assert torch.allclose(short(batch), plain(batch), atol=1e-5)

@@ -1,19 +1,24 @@
 """Linear layers that answer a repeated pass with what they gave the first time (see `surgery.selecting`).
 
-Transformers spend their time in them. Outside such passes they are the library's own.
+Transformers spend their time in them. Where their weights take no gradient, wide ones over many tokens run as
+convolutions of one pixel: the same products, which the processor's library for convolutions makes 4 to 8 % faster.
+Otherwise they are the library's own.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import conv2d, linear
 from torch.overrides import TorchFunctionMode
 
 from dpl.surgery.rows import Convolutions
 from dpl.surgery.subclass import Forward, Subclasses
 
-__all__ = ["install_linear"]
+__all__ = ["install_linear", "multiply"]
+
+_TOKENS, _WIDTH = 1024, 384  # from which on it pays (less loses: Swin at 96 channels, ViT with a single image)
+_PROCESSORS = ("AVX2",)  # those on which it was measured
 
 
 def install_linear(module: nn.Module, shared: Convolutions) -> None:
@@ -24,9 +29,11 @@ def install_linear(module: nn.Module, shared: Convolutions) -> None:
 
 
 def _make_forward(original: type[nn.Module]) -> Forward:
+    usual = original.forward is nn.Linear.forward
+
     def forward(self: Any, x: Tensor) -> Tensor:
         if not self.convolutions.told:
-            return original.forward(self, x)  # type: ignore[no-any-return]
+            return multiply(x, self.weight, self.bias) if usual else original.forward(self, x)
         with _OurLinear(self):  # whatever the layer does before, to its input or to its weights
             return original.forward(self, x)  # type: ignore[no-any-return]
 
@@ -34,6 +41,29 @@ def _make_forward(original: type[nn.Module]) -> Forward:
 
 
 _answering = Subclasses(_make_forward)
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x [..., d] times weight [k, d], plus bias [k], in the way that is faster."""
+    if not _suits(x, weight, bias):
+        return linear(x, weight, bias)
+    tokens = x.view(1, -1, 1, x.shape[-1]).permute(0, 3, 1, 2)
+    return conv2d(tokens, weight[:, :, None, None], bias).permute(0, 2, 3, 1).view(*x.shape[:-1], len(weight))
+
+
+def _suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    learns = weight.requires_grad or (bias is not None and bias.requires_grad)  # their gradient is slower so
+    return (
+        x.ndim > 2
+        and x.numel() >= _TOKENS * x.shape[-1]
+        and min(weight.shape) >= _WIDTH
+        and not (learns and torch.is_grad_enabled())
+        and x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and x.is_contiguous()
+        and torch.backends.cpu.get_cpu_capability() in _PROCESSORS
+    )
 
 
 class _OurLinear(TorchFunctionMode):
@@ -44,14 +74,14 @@ class _OurLinear(TorchFunctionMode):
         self.layer, self.shared = layer, layer.convolutions
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (self.multiply if func is linear else func)(*args, **(kwargs or {}))
+        return (self.answer if func is linear else func)(*args, **(kwargs or {}))
 
-    def multiply(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def answer(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Answer from memory, or multiply and remember."""
         given = self.shared.answer(self.layer)
         if given is not None and given.shape[:-1] == input.shape[:-1]:
             return _Linear.apply(input, weight, bias, given)  # type: ignore[no-any-return, no-untyped-call]
-        output = linear(input, weight, bias)
+        output = multiply(input, weight, bias)
         learns = input.requires_grad or weight.requires_grad
         self.shared.keep(self.layer, output, input.numel() * len(weight), learns)
         return output

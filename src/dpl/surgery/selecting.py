@@ -59,7 +59,8 @@ class Selecting:
         if little or not out.logits.requires_grad or not self._treats_samples_apart(run, images):
             return out
         outputs = [None if value is None else value.detach() for value in _outputs(out)]
-        record = _Record(out, images, kept, given, run, shared)
+        learnt = [value is not None and value.requires_grad for value in _outputs(out)]
+        record = _Record(out, learnt, images, kept, given, run, shared)
         return type(out)(images, *_Selected.apply(record, *outputs, *parameters))  # type: ignore[no-untyped-call]
 
     def _beginning(self, parameters: list[Tensor]) -> list[nn.Module]:
@@ -85,6 +86,7 @@ class _Record:
     """A pass that was run, and what is needed to run it again for some of its samples."""
 
     first: "Pass | None"  # with its graph, until that has been used or was not wanted
+    learnt: list[bool]  # which of its outputs depend on what learns
     images: Tensor
     kept: Kept  # outputs of convolutions and linear layers,
     given: Kept  # and of the parts before what learns
@@ -150,9 +152,8 @@ class _Selected(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.record, ctx.parameters = record, parameters
         given = [None if value is None else value.clone() for value in (logits, features, maps)]
-        before = () if record.first is None else _outputs(record.first)
-        still = [new for new, old in zip(given, before, strict=True) if old is not None and not old.requires_grad]
-        ctx.mark_non_differentiable(*still)  # what lies before all that learns
+        fixed = [value for value, learnt in zip(given, record.learnt, strict=True) if value is not None and not learnt]
+        ctx.mark_non_differentiable(*fixed)
         return tuple(given)
 
     @staticmethod
