@@ -31,8 +31,8 @@ CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 _TRIM, _MMAP = -1, -3  # parameters of glibc's mallopt
 _LARGEST_ADAPTIVE = 32 << 20  # where glibc's own threshold ends up once large blocks were freed
 _STEPS = 2  # of each contender in its turn: the first finds the caches cold,
-_CLOSE = 1.05  # times our time: a difference that may be chance
 _LONG = 20.0  # which matters little where one takes so many seconds
+_CLOSE = 1.05  # times our time: a difference that may be chance
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 import dpl
-from dpl.surgery import Network, rows, winograd
+from dpl.surgery import Network, processor, rows, winograd
 from dpl.surgery.norm import Batch
 from dpl.surgery.winograd import convolve, suits
 
@@ -21,7 +21,7 @@ def maps(count: int, channels: int, height: int, width: int, dtype: torch.dtype 
 
 @pytest.fixture(autouse=True)
 def on_any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(winograd, "_PROCESSORS", (torch.backends.cpu.get_cpu_capability(),))
+    monkeypatch.setattr(processor, "_PROCESSORS", (torch.backends.cpu.get_cpu_capability(),))
 
 
 def net() -> nn.Sequential:
@@ -143,7 +143,7 @@ def test_tent_adapts_with_it_as_without(monkeypatch: pytest.MonkeyPatch) -> None
     batches = [maps(8, 3, 10, 10 + i) for i in range(3)]
     with_it = dpl.adapt(net(), "tent", layout="channels_last")
     ours = torch.cat([with_it(batch) for batch in batches])
-    monkeypatch.setattr(winograd, "_PROCESSORS", ())
+    monkeypatch.setattr(processor, "_PROCESSORS", ())
     without = dpl.adapt(net(), "tent", layout="channels_last")
     theirs = torch.cat([without(batch) for batch in batches])
     assert not torch.equal(ours, theirs)  # another way was taken

@@ -1,7 +1,7 @@
 """Linear layers that answer a repeated pass with what they gave the first time (see `surgery.selecting`).
 
 Transformers spend their time in them. Where their weights take no gradient, wide ones over many tokens run as
-convolutions of one pixel: the same products, which the processor's library for convolutions makes 4 to 8 % faster.
+convolutions of one pixel: the same products, which the library for convolutions spreads better over threads.
 Otherwise they are the library's own.
 """
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 from torch.overrides import TorchFunctionMode
 
+from dpl.surgery.processor import was_measured
 from dpl.surgery.rows import Convolutions
 from dpl.surgery.subclass import Forward, Subclasses
 
 __all__ = ["install_linear", "multiply"]
 
 _TOKENS, _WIDTH = 1024, 384  # from which on it pays (less loses: Swin at 96 channels, ViT with a single image)
-_PROCESSORS = ("AVX2",)  # those on which it was measured
 
 
 def install_linear(module: nn.Module, shared: Convolutions) -> None:
@@ -58,11 +58,8 @@ def _suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and x.numel() >= _TOKENS * x.shape[-1]
         and min(weight.shape) >= _WIDTH
         and not (learns and torch.is_grad_enabled())
-        and x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and not torch.is_autocast_enabled("cpu")
         and x.is_contiguous()
-        and torch.backends.cpu.get_cpu_capability() in _PROCESSORS
+        and was_measured(x, weight)
     )
 
 

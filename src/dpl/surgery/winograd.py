@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dpl.surgery.processor import was_measured
+
 __all__ = ["convolve", "suits"]
 
 _CHANNELS = 128  # from which on the sums pay
 _TILES = 128  # below, reading the larger kernel costs what the multiplications save
 _AT_ONCE = 1 << 23  # values of transformed tiles: their memory stays small, and much of it in the cache
-_PROCESSORS = ("AVX2",)  # those on which it was measured
 _FORWARD, _BACKWARD = (0, 1, 2, 3), (3, 1, 2, 0)  # where the four places of a direction are kept
 _kernels = WeakIdKeyDictionary()  # weights: what tells whether they are the same, and the transformed kernel
 
@@ -38,12 +39,9 @@ def suits(layer: nn.Conv2d, x: Tensor) -> bool:
     return (
         frozen
         and x.ndim == 4
-        and x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and not torch.is_autocast_enabled("cpu")
+        and was_measured(x, weight)
         and x.is_contiguous(memory_format=torch.channels_last)
         and tiles >= _TILES
-        and torch.backends.cpu.get_cpu_capability() in _PROCESSORS
     )
 
 
