@@ -41,7 +41,7 @@ from abuse.scenarios import SCENARIOS, alarms, play
 from abuse.streams import iid, network
 from abuse.subjects import adapted, methods
 from dpl.backbones import create
-from dpl.errors import DplError, SnapshotCorrupt
+from dpl.core.errors import DplError, SnapshotCorrupt
 from dpl.snapshot import SnapshotStore
 
 Facts = dict[str, Any]

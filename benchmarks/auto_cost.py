@@ -10,7 +10,7 @@ from auto_streams import cifar
 from torch import Tensor, nn
 
 import dpl
-from dpl.allocator import keep_freed_memory
+from dpl.core.allocator import keep_freed_memory
 
 BATCHES, SIZE = 100, 32
 

@@ -19,7 +19,7 @@ from auto_streams import DESIGN, HELD_OUT, Stream
 from torch import Tensor
 
 import dpl
-from dpl.adapter import AdaptiveModel
+from dpl.model.adaptive import AdaptiveModel
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)
 BLENDS: dict[str, tuple[str, dict[str, Any]]] = {f"blend {a}": ("norm", {"norm": a}) for a in SHARES}

@@ -13,8 +13,8 @@ import torch
 from speed.networks import SUBJECTS, make_images, make_network
 from speed.usual import train_affine, use_batch_statistics
 
-from dpl.allocator import keep_freed_memory
-from dpl.surgery.layout import channels_last
+from dpl.core.allocator import keep_freed_memory
+from dpl.network.layout import channels_last
 
 ROUNDS = 4
 

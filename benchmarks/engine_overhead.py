@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from dpl.backbones import create
 from dpl.bench import Context, Grid, Places, Store, read_grid, run_cases
-from dpl.bench.engines.on_ray import RayOptions, run_on_ray
+from dpl.bench.ray import RayOptions, run_on_ray
 from dpl.data.facts import CORRUPTIONS
 
 IMAGES = 256  # at each severity

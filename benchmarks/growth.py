@@ -15,9 +15,9 @@ from speed.networks import tell_apart
 from torch import Tensor, nn
 
 import dpl
-from dpl.allocator import keep_freed_memory
 from dpl.backbones.cifar_resnet import CifarResNet
-from dpl.costs import forget_peak, peak_memory
+from dpl.core.allocator import keep_freed_memory
+from dpl.runs.costs import forget_peak, peak_memory
 
 METHODS = ("source", "tent", "dpl", "t3a")
 LONG = (
@@ -141,7 +141,7 @@ def resident() -> float:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Draw one panel for each curve."""
-    from dpl.extras import optional
+    from dpl.core.extras import optional
 
     plt = optional("matplotlib.pyplot", "bench")
     figure, axes = plt.subplots(1, 4, figsize=(13, 3.2), constrained_layout=True)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import torch
 
-from dpl.extras import optional
+from dpl.core.extras import optional
+from dpl.core.random import Random
 from dpl.methods.prototypes import DPLTerm, MemorySettings
-from dpl.methods.random import Random
 
 CLASSES, FEATURES, BATCH = 21_843, 2_048, 64
 

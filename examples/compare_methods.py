@@ -19,9 +19,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 import dpl
-from dpl.bench.online import OnlineResult, evaluate
 from dpl.data import ImageSet, batches, open_folder, unchanged
 from dpl.demo.digits import load_source_network, uci_digits
+from dpl.runs.online import OnlineResult, evaluate
 
 COUNT = 256
 

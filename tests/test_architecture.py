@@ -14,19 +14,18 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A part may import itself and everything in earlier rows.
 LAYERS = [
-    {"allocator", "errors", "extras"},
+    {"core"},
     {"objectives"},
-    {"memory", "surgery", "views"},
+    {"memory", "network", "views"},
     {"methods"},
-    {"budget", "guard", "snapshot"},
+    {"guard", "snapshot"},
     {"auto"},
-    {"last", "modelstate"},
-    {"adapter"},
-    {"streams", "data", "backbones", "distributed", "reported", "testing", "costs", "live", "folderrecord"},
-    {"training", "folderjob", "recommend"},
+    {"model"},
+    {"streams", "data", "backbones", "testing"},
+    {"training", "runs"},
     {"bench"},
-    {"report", "demo"},
-    {"serve", "client"},
+    {"reproduce", "demo"},
+    {"report", "serve"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 import dpl
-from dpl.allocator import keep_freed_memory
-from dpl.costs import forget_peak, peak_memory
-from dpl.surgery.layout import channels_last
+from dpl.core.allocator import keep_freed_memory
+from dpl.network.layout import channels_last
+from dpl.runs.costs import forget_peak, peak_memory
 
 Step = Callable[[Tensor], object]
 Clock = Callable[[], float]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpl.extras import optional
-from dpl.surgery import Network
+from dpl.core.extras import optional
+from dpl.network import Network
 
 CLASSES = 10
 

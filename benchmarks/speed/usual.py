@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpl.extras import optional
-from dpl.surgery.split import find_classifier
-from dpl.surgery.style import find_style_layer
+from dpl.core.extras import optional
+from dpl.network.split import find_classifier
+from dpl.network.style_layer import find_style_layer
 
 Step = Callable[[Tensor], Tensor]
 LR = 1e-8  # too small to move the networks while they are timed

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpl.cli.list import record
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 from dpl.methods import get_method
 from dpl.methods.base import Method
 from dpl.methods.settings import GradientSettings

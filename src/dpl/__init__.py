@@ -6,8 +6,7 @@ True
 """
 
 from dpl import memory, objectives
-from dpl.adapter import AdaptiveModel, Last, adapt, load
-from dpl.errors import (
+from dpl.core.errors import (
     DataError,
     DplError,
     InputError,
@@ -18,6 +17,7 @@ from dpl.errors import (
     SnapshotError,
 )
 from dpl.methods import list_methods
+from dpl.model.adaptive import AdaptiveModel, Last, adapt, load
 
 __version__ = "0.1.0"
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpl.adapter import AdaptiveModel, adapt, load
+from dpl.model.adaptive import AdaptiveModel, adapt, load
 
 __all__ = ["CHECKS", "Subject", "check_method", "continue_from"]
 

@@ -101,7 +101,7 @@ def as_checkpoint_of_torch(folder: Path, proof: Path) -> Any:
 
 
 def as_experiment_file(folder: Path, proof: Path) -> Any:
-    from dpl.bench.gridfile import read_sections
+    from dpl.bench.section import read_sections
 
     path = folder / "grid.yaml"
     tag = "!!python/object/apply:pathlib.Path"

@@ -11,7 +11,7 @@ import dpl
 from abuse import corruption, killing
 from abuse.streams import network
 from abuse.subjects import adapted
-from dpl.errors import DplError, SnapshotCorrupt
+from dpl.core.errors import DplError, SnapshotCorrupt
 from dpl.snapshot import SnapshotStore
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import dpl
 from dpl.auto import Auto
-from dpl.recommend import draw, recommend
+from dpl.runs.recommend import draw, recommend
 from dpl.testing import Subject, copies_are_independent, reset_is_exact, resumes_exactly, rolls_back
 from nets import images, network
 

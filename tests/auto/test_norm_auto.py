@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import dpl
-from dpl.methods.blend_evidence import SHARES, BlendEvidence
-from dpl.methods.stream_order import StreamOrder
-from dpl.methods.stream_signals import StreamSignals
+from dpl.methods.parts.blend_evidence import SHARES, BlendEvidence
+from dpl.methods.parts.stream_order import StreamOrder
+from dpl.methods.parts.stream_signals import StreamSignals
 from nets import images, network
 
 CLASSES, WIDTH = 4, 16

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dpl.backbones import Normalized, create, load_weights
-from dpl.errors import DataError
+from dpl.core.errors import DataError
 
 EXPECTED = Path(__file__).parent / "expected"
 CASES = [("wrn28_10", "", 155), ("resnext29", "module.", 188), ("domainnet126_resnet50", "module.", 328)]

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dpl.backbones import OWN, Normalized, create, load_weights
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
 DOCS = Path(__file__).parents[2] / "docs" / "networks.md"

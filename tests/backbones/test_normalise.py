@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from dpl.backbones import Normalized, create
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 
 
 def test_normalises_each_channel():

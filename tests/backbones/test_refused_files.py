@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dpl.backbones import load_weights
-from dpl.errors import DataError
+from dpl.core.errors import DataError
 
 
 class Payload:

@@ -6,8 +6,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dpl.backbones import create, load_weights
-from dpl.errors import DataError
-from dpl.extras import optional
+from dpl.core.errors import DataError
+from dpl.core.extras import optional
 
 
 def twin(network):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpl.backbones import OWN, Normalized, available, create
-from dpl.errors import DataError, MissingExtraError, SettingError
+from dpl.core.errors import DataError, MissingExtraError, SettingError
 
 HALF = [0.5, 0.5, 0.5]
 IMAGENET = [0.485, 0.456, 0.406]

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from bench.tiny import everything_file, grid_of, make_weights, write_yaml
-from dpl import reported
-from dpl.bench.gridfile import read_sections
 from dpl.bench.images import DOMAINS
-from dpl.errors import DataError, SettingError
+from dpl.bench.section import read_sections
+from dpl.core.errors import DataError, SettingError
+from dpl.reproduce import paper
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-TABLES = [name for name in reported.tables() if name.startswith("table")]
+TABLES = [name for name in paper.tables() if name.startswith("table")]
 
 
 def content(**changes) -> dict:
@@ -181,7 +181,7 @@ def test_weights_that_saw_the_target_or_another_split_are_refused(expand, tmp_pa
 @pytest.mark.parametrize("table", TABLES)
 def test_each_table_of_the_paper_has_a_file_with_its_rows(table):
     _, sections = read_sections(CONFIGS / f"{table}.yaml")
-    printed = reported.load(table)
+    printed = paper.load(table)
     for section in sections:
         assert [entry.label for entry in section.methods] == list(printed.rows), section.name
     heads = {column.partition("/")[0] for column in printed.columns} | set(printed.columns)

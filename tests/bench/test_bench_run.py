@@ -11,9 +11,9 @@ from dpl.backbones import create
 from dpl.bench import SourceData, run_unit
 from dpl.bench.context import SourceBatches
 from dpl.bench.images import joined, make_transform, open_parts
+from dpl.core.errors import DataError, SettingError
 from dpl.data import ImageSet, open_benchmark
 from dpl.data.corruptions import corrupt
-from dpl.errors import DataError, SettingError
 from dpl.streams import domainbed_split
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpl.bench import Outcome, Store, Unit
-from dpl.errors import DataError
+from dpl.core.errors import DataError
 
 
 def a_unit(**fields) -> Unit:

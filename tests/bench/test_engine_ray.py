@@ -13,14 +13,14 @@ from bench.test_bench_resume import end_after, finished
 from bench.tiny import CORRUPTIONS, context_of, run_all, without_times, write_yaml
 from dpl.bench import Store, case_rows
 from dpl.cli import main
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 from turns import my_turn
 
 ray = pytest.importorskip("ray", reason="engine ray needs the extra dpl-tta[ray]")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from dpl.bench.engines.on_ray import RayOptions, run_on_ray  # noqa: E402
+from dpl.bench.ray import RayOptions, run_on_ray  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 NODE = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 << 20}

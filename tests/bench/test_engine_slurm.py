@@ -13,11 +13,11 @@ from bench.test_bench_resume import same_results
 from bench.tiny import context_of, everything_file, grid_of
 from dpl.bench import Store, run_cases
 from dpl.cli import main
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 
 pytest.importorskip("submitit", reason="engine slurm needs the extra dpl-tta[slurm]")
 
-from dpl.bench.engines.on_slurm import SlurmOptions, run_on_slurm
+from dpl.bench.slurm import SlurmOptions, run_on_slurm
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 

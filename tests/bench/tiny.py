@@ -17,7 +17,7 @@ from data.make import (
 )
 from dpl.backbones import create
 from dpl.bench import Context, Grid, Places, Store, Unit, read_grid, run_cases
-from dpl.bench.spec import resolved_settings
+from dpl.bench.unit import resolved_settings
 
 CLASSES = {"pacs": 7, "vlcs": 5, "office_home": 65, "terra_incognita": 10, "domainnet126": 6, "cifar10_c": 10,
            "cifar100_c": 100, "imagenet_c": 1000}  # fmt: skip

@@ -17,8 +17,8 @@ from data.make import make_folder
 from dpl.backbones import create
 from dpl.cli import COMMANDS, main
 from dpl.cli.adapt import _guarded
-from dpl.folderjob import FolderResult
 from dpl.methods import list_methods
+from dpl.runs.folder import FolderResult
 
 CLASSES = ("circle", "square", "triangle")
 
@@ -118,7 +118,7 @@ def test_adapt_goes_on_after_a_kill_as_if_never_stopped(folder: Path, weights: P
 # Saves after every second batch and then takes its time, so that a kill finds it in the middle.
 SLOW = """
 import dataclasses, sys, time
-import dpl.folderjob as job
+import dpl.runs.folder as job
 save = job._commit
 def slowly(*arguments):
     save(*arguments)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from dpl.core.errors import DataError, SettingError
 from dpl.data import list_benchmarks, open_benchmark
-from dpl.errors import DataError, SettingError
 
 
 def test_names_are_forgiving_and_unknown_ones_are_not(tmp_path):

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from data.make import make_folder, shape_arrays
+from dpl.core.errors import DataError, SettingError
 from dpl.data import DataWarning, ImageSet, batches, open_folder, square, training, unchanged
 from dpl.data import sets as sets_module
-from dpl.errors import DataError, SettingError
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from data.make import make_cifar, make_cifar_c, shape_arrays
+from dpl.core.errors import DataError, SettingError
 from dpl.data import DataWarning, open_benchmark
 from dpl.data.facts import CIFAR10_CLASSES, CIFAR100_CLASSES, CORRUPTIONS
-from dpl.errors import DataError, SettingError
 
 quiet = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 

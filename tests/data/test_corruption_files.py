@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dpl.core.errors import DataError, InputError, SettingError
 from dpl.data import DataWarning, open_benchmark, resize_crop
 from dpl.data.corruptions import CORRUPTIONS, corrupt, corrupt_arrays, corrupt_folder
-from dpl.errors import DataError, InputError, SettingError
 
 KINDS = {"names": ["fog", "gaussian_noise"], "severities": [1, 5]}
 

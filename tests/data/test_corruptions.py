@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dpl.backbones import create
+from dpl.core.errors import InputError, SettingError
 from dpl.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES, apply, corrupt
 from dpl.data.corruptions.constants import CIFAR, IMAGENET
-from dpl.errors import InputError, SettingError
 
 ALL = (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
 BLURS = ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from data.make import make_domainnet126
+from dpl.core.errors import DataError
 from dpl.data import DataWarning, open_benchmark
-from dpl.errors import DataError
 
 quiet = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from data.make import make_class_folders, make_office_home, make_pacs, make_terra_incognita, make_vlcs
+from dpl.core.errors import DataError, SettingError
 from dpl.data import DataWarning, open_benchmark
 from dpl.data.facts import DOMAIN_FOLDERS
-from dpl.errors import DataError, SettingError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 quiet = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from data.make import make_folder
+from dpl.core.errors import DataError
 from dpl.data import open_folder
-from dpl.errors import DataError
 
 
 def test_sub_folders_are_classes(tmp_path):

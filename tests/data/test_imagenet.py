@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from data.make import make_imagenet, make_imagenet_c
+from dpl.core.errors import DataError, SettingError
 from dpl.data import DataWarning, open_benchmark
 from dpl.data.facts import CORRUPTIONS
-from dpl.errors import DataError, SettingError
 
 WORDNET = ("n01440764", "n01443537", "n01484850")
 quiet = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from dpl.core.errors import DataError, SettingError
 from dpl.data.images import MAX_PIXELS, decode, image_names, list_images
-from dpl.errors import DataError, SettingError
 
 RAMP = np.arange(12 * 20 * 3, dtype=np.uint8).reshape(12, 20, 3)
 

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from data.make import make_folder, shape_arrays
+from dpl.core.errors import DataError, SettingError
 from dpl.data import ImageSet, batches, open_folder, resize_crop, square, training, training_batches, unchanged
 from dpl.data.loader import in_order
 from dpl.data.transforms import to_float
-from dpl.errors import DataError, SettingError
 
 PIXELS, LABELS = shape_arrays(23, 5)
 ARRAYS = ImageSet.from_array("toy", PIXELS, LABELS, ("a", "b", "c", "d", "e"))

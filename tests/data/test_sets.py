@@ -5,9 +5,9 @@ import pytest
 from PIL import Image
 
 from data.make import make_folder, shape_arrays
+from dpl.core.errors import DataError, SettingError
 from dpl.data.folders import open_folder
 from dpl.data.sets import Arrays, Benchmark, Files, ImageSet
-from dpl.errors import DataError, SettingError
 
 PIXELS, LABELS = shape_arrays(12, 3)
 NAMES = ("disc", "square", "triangle")

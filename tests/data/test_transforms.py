@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
+from dpl.core.errors import DataError, MissingExtraError, SettingError
+from dpl.core.extras import optional
 from dpl.data.transforms import Augmentation, Evaluation, resize_crop, square, to_float, training, unchanged
-from dpl.errors import DataError, MissingExtraError, SettingError
-from dpl.extras import optional
 
 SIZES = [(37, 53), (53, 37), (300, 200), (64, 64), (201, 333)]
 

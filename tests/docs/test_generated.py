@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from docs.pages import DOCS, ROOT
+from dpl.core.settings import describe
 from dpl.methods import get_method, list_methods
-from dpl.methods.settings import describe
 
 
 def test_pages_are_up_to_date() -> None:

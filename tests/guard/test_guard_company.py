@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import dpl
 from abuse import streams
-from dpl.guard.company import answers_kept, company_of
+from dpl.guard.batch_dependence import answers_kept, company_of
 
 
 def share_kept(method: str, batches: list[streams.Batch]) -> float:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import dpl
 from abuse import streams
-from dpl.errors import InputError, SettingError, SnapshotError
+from dpl.core.errors import InputError, SettingError, SnapshotError
 from dpl.guard import Event, GuardSettings
 from nets import CLASSES, images, network
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 import dpl
-from dpl.guard.ward import Before
+from dpl.guard.state_copy import Before
 
 
 class Unusual(nn.Module):

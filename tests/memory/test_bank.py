@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpl.errors import InputError
+from dpl.core.errors import InputError
 from dpl.memory.bank import BankRule, Slots, empty_slots, offer, offer_by_lot, oldest_first
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpl.errors import InputError
+from dpl.core.errors import InputError
 from dpl.memory.queue import neighbour_vote, write_ring
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpl.errors import InputError, SettingError
+from dpl.core.errors import InputError, SettingError
 from dpl.memory.supports import (
     EMPTY,
     drop_worst_supports,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpl.errors import InputError
-from dpl.memory.teacher import _hits, ema_update, restore_randomly, share_frozen
+from dpl.core.errors import InputError
+from dpl.memory.ema import _hits, ema_update, restore_randomly, share_frozen
 
 
 def tensors(seed: int) -> list[Tensor]:

@@ -68,7 +68,7 @@ def test_method_uses_the_confident_and_keeps_ordinary_logits() -> None:
     p, labels = logits.softmax(dim=1).max(dim=1)
     labels = torch.where(p > 0.9, labels, -1)
     with torch.no_grad():
-        out = dpl.surgery.Network(network)(images)
+        out = dpl.network.Network(network)(images)
         cosines = torch.nn.functional.normalize(out.z) @ torch.nn.functional.normalize(network.fc.weight).T
     assert adaptive.last.loss == pytest.approx(confident_cross_entropy(10 * cosines, labels).item(), abs=1e-10)
 

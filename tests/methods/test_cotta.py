@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import dpl
-from dpl.errors import InputError
-from dpl.surgery import Network
-from dpl.surgery.norm import Batch
+from dpl.core.errors import InputError
+from dpl.network import Network
+from dpl.network.norm import Batch
 from parity.tiny import stream, tiny_network
 
 BATCHES = [images[:8] for images in stream(torch.float32)]

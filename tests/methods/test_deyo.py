@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import dpl
-from dpl.errors import InputError
+from dpl.core.errors import InputError
 from dpl.methods.deyo import shuffle_patches
 from parity.tiny import stream, tiny_network
 

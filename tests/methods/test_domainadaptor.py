@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 import dpl
+from dpl.methods.parts.adamix import AdaMix, Moments, source_share
+from dpl.network import Network
 from dpl.objectives.gem import gem_skd, gem_t
-from dpl.surgery import Network
-from dpl.surgery.adamix import AdaMix, Moments, source_share
 from parity.tiny import stream, tiny_network
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import dpl
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 from parity.tiny import source_images, stream, tiny_network
 
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpl
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 from dpl.methods.note import InstanceAware
-from dpl.surgery import Network
+from dpl.network import Network
 from parity.tiny import stream, tiny_network
 
 IMAGES = torch.cat(stream(torch.float32))

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dpl
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 from dpl.memory.bank import oldest_first
 from dpl.methods.rotta import robust_pass
-from dpl.surgery import Network
+from dpl.network import Network
 from parity.tiny import Roll, source_images, stream, tiny_network
 
 

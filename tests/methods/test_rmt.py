@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import dpl
-from dpl.errors import InputError, SettingError
+from dpl.core.errors import InputError, SettingError
+from dpl.methods.parts.source_data import SourceStream
 from dpl.methods.rmt import nearest_prototype
-from dpl.methods.source_stream import SourceStream
+from dpl.network import Network
 from dpl.objectives.consistency import symmetric_cross_entropy
-from dpl.surgery import Network
 from parity.tiny import Roll, source_images, stream, tiny_network
 
 QUICK = {"warmup_samples": 0}

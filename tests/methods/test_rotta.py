@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import dpl
-from dpl.errors import InputError
+from dpl.core.errors import InputError
 from dpl.memory.bank import oldest_first
 from dpl.methods.rotta import robust_pass
-from dpl.surgery import Network
+from dpl.network import Network
 from parity.tiny import stream, tiny_network
 
 IMAGES = torch.cat(stream(torch.float32))

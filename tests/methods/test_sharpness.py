@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dpl.methods.sharpness import ascended
+from dpl.methods.parts.sharpness import ascended
 from parity.tiny import stream, tiny_network
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from dpl.methods.state import Stateful
+from dpl.core.state import Stateful
 
 
 class Counter(Stateful):

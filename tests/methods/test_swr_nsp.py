@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import dpl
-from dpl.surgery.norm import Running
+from dpl.network.norm import Running
 from parity.tiny import source_images, stream, tiny_network
 
 QUICK = {"probes": 6, "epochs": 2}

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dpl
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 from dpl.memory.supports import EMPTY
 from parity.tiny import stream, tiny_network
 

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dpl
+from dpl.core.random import Random
 from dpl.memory.supports import EMPTY
-from dpl.methods.random import Random
-from dpl.methods.supports import SupportSet
+from dpl.methods.parts.supports import SupportSet
 from dpl.methods.tast import EnsembleHead, vote
 from parity.tiny import stream, tiny_network
 

@@ -9,7 +9,7 @@ from parity.tiny import stream, tiny_network
 
 def test_first_prediction_normalises_the_features() -> None:
     network, images = tiny_network(), stream()[0]
-    z = dpl.surgery.Network(network)(images).z
+    z = dpl.network.Network(network)(images).z
     expected = network.fc((z - z.mean(dim=0)) / (z.var(dim=0, correction=0) + 1e-5).sqrt())
     torch.testing.assert_close(dpl.adapt(network, "tent_prebn")(images), expected, rtol=1e-10, atol=1e-10)
 

@@ -1,8 +1,8 @@
 import pytest
 from torch import nn
 
-from dpl.errors import ModelError
-from dpl.methods.top_layers import TOP_LAYERS, below_top
+from dpl.core.errors import ModelError
+from dpl.methods.parts.top_layers import TOP_LAYERS, below_top
 
 
 class Transformer(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpl.errors import InputError, SettingError
+from dpl.core.errors import InputError, SettingError
 from dpl.objectives.contrastive import class_aware_info_nce, view_contrast
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpl.objectives.moments import variance_and_mean
+from dpl.core.numerics import variance_and_mean
 
 
 def maps(dtype: torch.dtype = torch.float64, layout: torch.memory_format = torch.contiguous_format) -> Tensor:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpl.errors import InputError, SettingError
+from dpl.core.errors import InputError, SettingError
 from dpl.memory import update_class_memory
 from dpl.objectives import adain, classes_present, dpl_o, dpl_star, prototype_regularization
 

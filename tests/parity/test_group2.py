@@ -10,7 +10,7 @@ from torch import Tensor
 
 import dpl
 from dpl.memory.supports import EMPTY
-from dpl.methods.supports import SupportSet
+from dpl.methods.parts.supports import SupportSet
 from parity.tiny import MEASURED, logits_difference, project, stream, tiny_network, trace
 
 T3A = {"t3alib_t3a_k5": 5, "t3alib_t3a_k20": 20, "t3alib_t3a_k-1": -1}

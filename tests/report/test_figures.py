@@ -13,9 +13,9 @@ from data.make import make_pacs
 from dpl.backbones import create
 from dpl.bench import Store
 from dpl.cli import main
-from dpl.report.figures import figure1, figure2, figure3, figure4, figure5
-from dpl.report.figures.lines import Line
-from dpl.report.figures.sheet import FORMATS
+from dpl.reproduce.figures import figure1, figure2, figure3, figure4, figure5
+from dpl.reproduce.figures.lines import Line
+from dpl.reproduce.figures.sheet import FORMATS
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpl.report.figures.embed import nearest_distance, neighbour_accuracy, standardised, subset, tsne
+from dpl.reproduce.figures.embed import nearest_distance, neighbour_accuracy, standardised, subset, tsne
 
 
 def test_neighbours_vote_for_the_class():

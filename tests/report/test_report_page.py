@@ -13,11 +13,11 @@ import pytest
 
 from dpl.bench import Store
 from dpl.cli import main
-from dpl.errors import DataError
-from dpl.report.page import default_output, read_runs, write_report
-from dpl.report.page.beside import accuracy_table
-from dpl.report.page.costs import costs
-from dpl.report.page.digest import digest
+from dpl.core.errors import DataError
+from dpl.report import default_output, read_runs, write_report
+from dpl.report.beside import accuracy_table
+from dpl.report.costs import costs
+from dpl.report.digest import digest
 from report.runs import TARGETS, bench, make_adapted
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")

@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from dpl.bench import Store
-from dpl.report.page import read_runs, write_report
+from dpl.report import read_runs, write_report
 from serve.browser import Browser, open_browser
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")

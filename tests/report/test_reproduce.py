@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from data.make import make_cifar, make_pacs, make_vlcs
-from dpl import reported
 from dpl.backbones import create
 from dpl.cli import main
+from dpl.reproduce import paper
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 
@@ -261,7 +261,7 @@ def test_supervised_without_data_or_runs_says_so(tmp_path, capsys):
     assert "holds no finished run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("what", [name for name in reported.tables() if name != "supervised"])
+@pytest.mark.parametrize("what", [name for name in paper.tables() if name != "supervised"])
 def test_every_table_has_its_experiment_file_and_says_what_it_needs(what, tmp_path, capsys):
     (tmp_path / "data").mkdir()
     assert main(["reproduce", what, "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out")]) == 2

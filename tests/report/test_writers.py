@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dpl import reported
-from dpl.report.compare import compare
-from dpl.report.document import Document, Item, Setup
-from dpl.report.html import to_html
-from dpl.report.latex import to_latex
-from dpl.report.markdown import to_markdown
-from dpl.report.request import Request
-from dpl.report.tables import describe
-from dpl.report.write import write
+from dpl.reproduce import paper
+from dpl.reproduce.compare import compare
+from dpl.reproduce.document import Document, Item, Setup
+from dpl.reproduce.html import to_html
+from dpl.reproduce.latex import to_latex
+from dpl.reproduce.markdown import to_markdown
+from dpl.reproduce.request import Request
+from dpl.reproduce.tables import describe
+from dpl.reproduce.write import write
 
 NASTY = "a|b *c* _d_ <script>alert(1)</script> 5 % of $x & {y} #z ~t ^u \\v -> w"
 
@@ -37,7 +37,7 @@ def document(rows):
     drawing = "  VLCS/\n    Caltech101/\n      bird/*.jpg"
     missing = [Item("vlcs", "DATA: VLCS was not found here; expected layout", drawing), Item("tent", NASTY)]
     request = Request(data=Path("d"), weights=Path("w"), out=Path("o"), store=Path("s"), command="dpl reproduce table1")
-    return describe(reported.load("table1"), rows, missing, request)
+    return describe(paper.load("table1"), rows, missing, request)
 
 
 def lines_of(text, word):
@@ -181,7 +181,7 @@ def test_every_format_tells_how_the_figures_came_about(document, form):
 def test_the_oracle_follows_as_a_second_table(rows):
     found = [row | {"oracle_accuracy": 95.0} for row in rows]
     request = Request(data=Path("d"), weights=Path("w"), out=Path("o"), store=Path("s"))
-    text = to_markdown(describe(reported.load("table1"), found, [], request))
+    text = to_markdown(describe(paper.load("table1"), found, [], request))
     assert text.count("| method |") == 2
     assert (
         "## Domain generalisation benchmarks, ResNet-50: with the settings that are best on the target (oracle)" in text
@@ -199,7 +199,7 @@ def test_four_files_are_written_and_the_json_has_every_figure(document, tmp_path
 
 
 def test_a_document_without_lists_has_no_empty_headings():
-    grid = compare(reported.load("table8"), [])
+    grid = compare(paper.load("table8"), [])
     text = to_markdown(Document("table8", "T", (grid,), (), (), (), (), Setup()))
     assert "##" not in text
 

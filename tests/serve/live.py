@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import dpl
-from dpl.adapter import AdaptiveModel
 from dpl.backbones import create
 from dpl.data import square
+from dpl.model.adaptive import AdaptiveModel
 from dpl.serve.app import make_app
-from dpl.serve.config import ServeSettings
 from dpl.serve.delta import SourceState, same_bits
 from dpl.serve.server import Server, open_server
+from dpl.serve.settings import ServeSettings
 
 SHAPE = (3, 32, 32)
 NAMES = tuple(f"class {i}" for i in range(10))

@@ -8,7 +8,7 @@ import pytest
 
 from data.make import make_pacs
 from dpl.cli import serve
-from dpl.serve.config import ServeSettings
+from dpl.serve.settings import ServeSettings
 from dpl.training import TrainSpec, train
 
 

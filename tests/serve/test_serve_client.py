@@ -8,8 +8,8 @@ import pytest
 from live import batch, live
 from PIL import Image
 
-from dpl.client import Client, ServeError
-from dpl.errors import InputError
+from dpl.core.errors import InputError
+from dpl.serve.client import Client, ServeError
 from dpl.serve.security import Tokens
 
 SECRET = "a-long-enough-secret"
@@ -77,6 +77,6 @@ def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:
             engine.accepting = True
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dpl.client.time.sleep", open_again)
+            patch.setattr("dpl.serve.client.time.sleep", open_again)
             assert Client(url).stream("a").predict(batch(1).numpy())["seq"] == 1
         assert naps == [5.0]

@@ -14,17 +14,17 @@ import uvicorn
 from hostile import MEGABYTE, attacks, refused
 from live import NAMES, SHAPE, adaptive, assert_same_state, batch, live, raw, state_on_disk, wait_for
 
+from dpl.core.errors import SettingError
 from dpl.data import square
-from dpl.errors import SettingError
 from dpl.serve.app import make_app
 from dpl.serve.cluster.front import make_front
 from dpl.serve.cluster.relay import Ask, Reply, answered
-from dpl.serve.config import ServeSettings
 from dpl.serve.engine import Overloaded
 from dpl.serve.gate import GateRules
 from dpl.serve.metrics import Metrics
 from dpl.serve.security import Tokens
 from dpl.serve.server import Server, open_server
+from dpl.serve.settings import ServeSettings
 from dpl.serve.shard import Shard, owner
 
 STREAMS = ("cam-0", "cam-1", "cam-2", "cam-3")

@@ -7,7 +7,7 @@ import pytest
 from live import batch, live, raw
 
 from dpl.cli import main
-from dpl.errors import InputError, SettingError
+from dpl.core.errors import InputError, SettingError
 from dpl.serve.security import Tokens, check_stream_id, is_loopback, require_token, same_site
 
 SECRET, SITE_A = "a-long-enough-secret", "the-secret-of-site-a"

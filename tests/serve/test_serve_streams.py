@@ -176,14 +176,14 @@ def test_events_replayed_give_the_state(tmp_path: Path) -> None:
 
 
 def test_two_servers_cannot_share_a_folder(tmp_path: Path) -> None:
-    from dpl.errors import SettingError
+    from dpl.core.errors import SettingError
 
     with live(tmp_path), pytest.raises(SettingError, match="in use by another server"):
         open_live(tmp_path)
 
 
 def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
-    from dpl.errors import SettingError
+    from dpl.core.errors import SettingError
 
     with live(tmp_path):
         pass

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpl.errors import SnapshotCorrupt, SnapshotError
+from dpl.core.errors import SnapshotCorrupt, SnapshotError
 from dpl.snapshot import read_manifest, read_snapshot, write_snapshot
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}

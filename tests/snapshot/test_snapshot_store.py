@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dpl
-from dpl.errors import SettingError, SnapshotCorrupt, SnapshotError
+from dpl.core.errors import SettingError, SnapshotCorrupt, SnapshotError
 from dpl.snapshot import SnapshotStore, read_manifest
 from nets import images, network
 

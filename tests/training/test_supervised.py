@@ -10,7 +10,7 @@ from torch import nn
 
 from data.make import make_cifar
 from dpl.backbones import create
-from dpl.errors import DataError, SettingError
+from dpl.core.errors import DataError, SettingError
 from dpl.training import supervised
 from dpl.training.supervised import SupervisedSpec, train_supervised
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpl.errors import DataError, SettingError
+from dpl.core.errors import DataError, SettingError
 from dpl.training import train
 from training.killed_run import MOMENTS, SPEC
 

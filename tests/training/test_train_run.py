@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from data.make import make_pacs, make_vlcs
 from dpl.backbones import create, load_weights
+from dpl.core.errors import DataError, ModelError, SettingError
 from dpl.data import batches, open_benchmark, square, training, training_batches
-from dpl.errors import DataError, ModelError, SettingError
 from dpl.streams import domainbed_split
 from dpl.training import TrainSpec, train
-from dpl.training.learner import Learner
 from dpl.training.loop import _Progress
 from dpl.training.sources import open_sources
+from dpl.training.trainer import Learner
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 

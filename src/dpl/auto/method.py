@@ -21,18 +21,19 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from dpl.auto.learner import CANDIDATES, Learner
 from dpl.auto.recommendation import Recommendation
-from dpl.errors import ModelError
+from dpl.auto.trial import CANDIDATES, Learner
+from dpl.core.errors import ModelError
+from dpl.core.numerics import at_least_float32
+from dpl.core.optimizer import NamedOptimizer
+from dpl.core.settings import setting
 from dpl.methods.base import Method, Source
-from dpl.methods.blend_evidence import SHARES
-from dpl.methods.optimizer import NamedOptimizer
+from dpl.methods.parts.blend_evidence import SHARES
+from dpl.methods.parts.stream_order import StreamOrder
 from dpl.methods.registry import register
-from dpl.methods.settings import Settings, setting
-from dpl.methods.stream_order import StreamOrder
-from dpl.objectives.precision import at_least_float32
-from dpl.surgery import Network
-from dpl.surgery.split import logits_of
+from dpl.methods.settings import Settings
+from dpl.network import Network
+from dpl.network.split import logits_of
 
 __all__ = ["Auto", "AutoSettings"]
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dpl.errors import DataError
+from dpl.core.errors import DataError
 
 __all__ = ["Checkpoint", "read_checkpoint"]
 

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from dpl.extras import optional
+from dpl.core.extras import optional
 
 __all__ = ["BottleneckResNet50"]
 

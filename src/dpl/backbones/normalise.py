@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 
 __all__ = ["PRESETS", "Normalise", "Normalized", "with_normalisation"]
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dpl.backbones.checkpoint import Checkpoint, read_checkpoint
 from dpl.backbones.normalise import Normalized
-from dpl.errors import DataError
+from dpl.core.errors import DataError
 
 __all__ = ["LoadReport", "load_weights"]
 

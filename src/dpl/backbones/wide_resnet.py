@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpl.backbones.layers import conv1x1, conv3x3, initialise
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 
 __all__ = ["WideResNet"]
 

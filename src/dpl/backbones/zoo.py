@@ -10,8 +10,8 @@ from torch import nn
 from dpl.backbones.normalise import Normalise, with_normalisation
 from dpl.backbones.records import OWN
 from dpl.backbones.weights import load_weights
-from dpl.errors import MissingExtraError, SettingError
-from dpl.extras import optional
+from dpl.core.errors import MissingExtraError, SettingError
+from dpl.core.extras import optional
 
 __all__ = ["available", "create"]
 

@@ -3,12 +3,12 @@
 from dpl.bench.context import Context
 from dpl.bench.engine import Event, run_cases, run_in_processes
 from dpl.bench.grid import Grid, Places, read_grid
-from dpl.bench.online import OnlineResult, evaluate
 from dpl.bench.run import Outcome, run_unit
 from dpl.bench.selection import Candidate, Case
-from dpl.bench.spec import SourceData, Unit
 from dpl.bench.store import Store
 from dpl.bench.tables import MeasuredTable, case_rows, measured_tables
+from dpl.bench.unit import SourceData, Unit
+from dpl.runs.online import OnlineResult, evaluate
 
 __all__ = [
     "Candidate", "Case", "Context", "Event", "Grid", "MeasuredTable", "OnlineResult", "Outcome", "Places",

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpl.adapter import AdaptiveModel, adapt
 from dpl.backbones import create
 from dpl.bench.images import Part, joined, make_transform, part_of
-from dpl.bench.spec import SourceData, Unit
+from dpl.bench.unit import SourceData, Unit
+from dpl.core.errors import DataError
 from dpl.data import Benchmark, DataWarning, ImageSet, batches, open_benchmark, open_folder
-from dpl.errors import DataError
+from dpl.model.adaptive import AdaptiveModel, adapt
 from dpl.streams.orders import seeded
 
 __all__ = ["Context", "Opened", "Prepared", "SourceBatches"]

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from dpl.allocator import keep_freed_memory
 from dpl.bench.context import Context
-from dpl.bench.online import OnlineResult
 from dpl.bench.run import Outcome, run_unit
 from dpl.bench.selection import Case, ready
-from dpl.bench.spec import Unit
 from dpl.bench.store import Store
-from dpl.errors import DplError
+from dpl.bench.unit import Unit
+from dpl.core.allocator import keep_freed_memory
+from dpl.core.errors import DplError
+from dpl.runs.online import OnlineResult
 
 __all__ = [
     "Event", "Failure", "OnEvent", "attempt", "failures", "run_cases", "run_in_processes", "settle", "waiting",

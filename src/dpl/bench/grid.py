@@ -6,14 +6,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpl.bench.gridfile import LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, known_domains
+from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections
 from dpl.bench.selection import Candidate, Case, candidates
-from dpl.bench.spec import SourceData, Unit, file_sha256, method_kind, resolved_settings
+from dpl.bench.unit import SourceData, Unit, method_kind, resolved_settings
 from dpl.bench.weights import check_training, fill_pattern
+from dpl.core.errors import DataError, SettingError, did_you_mean
+from dpl.core.files import file_sha256
 from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import choose_domains
-from dpl.errors import DataError, SettingError, did_you_mean
 from dpl.streams import PROTOCOLS
 
 __all__ = ["Grid", "Places", "read_grid"]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from dpl.bench.regenerate import corrupted_pixels, regenerated
-from dpl.bench.spec import Unit
+from dpl.bench.unit import Unit
+from dpl.core.errors import DataError, SettingError
 from dpl.data import Batch, ImageSet, batches, resize_crop, square, unchanged
+from dpl.data.corruptions.regenerate import corrupted_pixels, regenerated
 from dpl.data.facts import CORRUPTIONS, DOMAIN_FOLDERS, DOMAINNET126_COUNTS, EXTRA_CORRUPTIONS
 from dpl.data.sets import Indices
 from dpl.data.sets import Source as ImageSource
 from dpl.data.transforms import Evaluation
-from dpl.errors import DataError, SettingError
 from dpl.streams import Domain, Segment, domainbed_split
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dpl.bench.selection import Candidate, Case
-from dpl.bench.spec import Unit
-from dpl.errors import DataError
+from dpl.bench.unit import Unit
+from dpl.core.errors import DataError
 
 __all__ = ["Plan", "read_plans", "write_plan"]
 

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpl.adapter import AdaptiveModel
 from dpl.bench.context import Context, Prepared
 from dpl.bench.images import Part, open_parts, segment_batches
-from dpl.bench.online import OnlineResult, evaluate
-from dpl.bench.spec import Unit
-from dpl.costs import environment, forget_peak, peak_memory
+from dpl.bench.unit import Unit
+from dpl.core.errors import DataError
 from dpl.data import Batch
-from dpl.errors import DataError
+from dpl.model.adaptive import AdaptiveModel
+from dpl.runs.costs import environment, forget_peak, peak_memory
+from dpl.runs.online import OnlineResult, evaluate
 from dpl.streams import Segment, plan
 
 __all__ = ["Outcome", "Record", "run_unit"]

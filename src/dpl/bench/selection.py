@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from dpl.bench.spec import Unit
 from dpl.bench.store import Store
+from dpl.bench.unit import Unit
 
 __all__ = ["PAPER_GRID", "Candidate", "Case", "best", "candidates", "chosen", "complete", "oracle", "ready"]
 

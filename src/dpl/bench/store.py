@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpl.bench.run import Outcome, Record
-from dpl.bench.spec import Unit
-from dpl.errors import DataError
+from dpl.bench.unit import Unit
+from dpl.core.errors import DataError
 
 __all__ = ["Store"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.data.sets import plain
-from dpl.errors import DataError, SettingError, did_you_mean
 
 __all__ = ["check_training", "fill_pattern"]
 

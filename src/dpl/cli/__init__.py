@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from dpl import __version__
-from dpl.allocator import keep_freed_memory
-from dpl.errors import DplError
+from dpl.core.allocator import keep_freed_memory
+from dpl.core.errors import DplError
 
 __all__ = ["main"]
 

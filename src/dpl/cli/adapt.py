@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpl.cli.console import print_json, progress, warn
-from dpl.cli.live import board_of
 from dpl.cli.models import (
     add_model_arguments,
     class_names,
@@ -15,13 +14,14 @@ from dpl.cli.models import (
     source_network,
     training_record,
 )
-from dpl.errors import SettingError
+from dpl.cli.progress import board_of
+from dpl.core.errors import SettingError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from dpl.data import ImageSet
-    from dpl.folderjob import FolderJob, FolderResult
+    from dpl.runs.folder import FolderJob, FolderResult
 
 __all__ = ["add_arguments", "prepare", "run"]
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the job and print what came out."""
     import dpl
-    from dpl.folderjob import run_folder
+    from dpl.runs.folder import run_folder
 
     if args.batch_size < 1:
         raise SettingError(f"--batch-size {args.batch_size}: expected at least 1")
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
 def prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderJob]":
     """Return the source network and the job that the options describe."""
     from dpl.data import open_folder
-    from dpl.folderjob import FolderJob
+    from dpl.runs.folder import FolderJob
 
     record = training_record(args)
     classes = class_names(args.classes) or record.get("classes")
@@ -102,7 +102,7 @@ def _labels_that_fit(
     images: "ImageSet", classes: list[str] | None, network: "nn.Module"
 ) -> "tuple[ImageSet, tuple[str, ...]]":
     """Take folder names as classes only if there are as many as the network has outputs."""
-    from dpl.surgery.split import find_classifier
+    from dpl.network.split import find_classifier
 
     outputs = network.get_submodule(find_classifier(network)).out_features
     if classes is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpl.cli.console import print_json, print_table, warn
 from dpl.cli.engines import add_engine_arguments, run_with
-from dpl.errors import SettingError, did_you_mean
+from dpl.core.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
     from dpl.bench import Case, Event, Grid, MeasuredTable, Store
@@ -87,7 +87,7 @@ def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "St
     from dpl.bench import Context
     from dpl.bench.images import check_data
     from dpl.bench.plans import Plan, write_plan
-    from dpl.cli.live import board_of, log_event, watched
+    from dpl.cli.progress import board_of, log_event, watched
 
     threads = args.threads or max(1, torch.get_num_threads() // args.workers)
     torch.set_num_threads(threads)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dpl.cli.console import Advance, print_json, progress, warn
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 
 __all__ = ["add_arguments", "run"]
 

@@ -10,8 +10,8 @@ from dpl.cli.console import Advance, print_json, print_table, progress
 if TYPE_CHECKING:
     from torch import nn
 
-    from dpl.bench.online import OnlineResult
     from dpl.demo.show import DemoRow
+    from dpl.runs.online import OnlineResult
 
 __all__ = ["add_arguments", "run"]
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     from dpl.demo.show import METHODS, run_demo, write_picture
 
     if args.seeds < 1:
-        from dpl.errors import SettingError
+        from dpl.core.errors import SettingError
 
         raise SettingError(f"--seeds {args.seeds}: expected at least 1")
     network, accuracy = _network(args)

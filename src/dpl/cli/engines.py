@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 
 if TYPE_CHECKING:
     from dpl.bench import Case, Context, Store
@@ -65,7 +65,7 @@ def run_with(
 def _on_ray(
     args: argparse.Namespace, cases: "Sequence[Case]", store: "Store", context: "Context", on_event: "OnEvent"
 ) -> dict[str, str]:
-    from dpl.bench.engines.on_ray import RayOptions, run_on_ray
+    from dpl.bench.ray import RayOptions, run_on_ray
 
     options = RayOptions(
         address=args.address,
@@ -81,7 +81,7 @@ def _on_ray(
 def _on_slurm(
     args: argparse.Namespace, cases: "Sequence[Case]", store: "Store", context: "Context", on_event: "OnEvent"
 ) -> dict[str, str]:
-    from dpl.bench.engines.on_slurm import SlurmOptions, run_on_slurm
+    from dpl.bench.slurm import SlurmOptions, run_on_slurm
 
     extra = dict(_parameter(word) for word in args.slurm)
     known = {name: extra.pop(name) for name in ("hours", "executor") if name in extra}

@@ -6,9 +6,10 @@ import sys
 from typing import Any
 
 from dpl.cli.console import print_json, print_table
+from dpl.core.settings import describe
 from dpl.methods import get_method, list_methods
 from dpl.methods.base import Method
-from dpl.methods.settings import GradientSettings, describe
+from dpl.methods.settings import GradientSettings
 
 __all__ = ["add_arguments", "run"]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dpl.adapter import DEFAULT_METHOD
 from dpl.cli.console import warn
-from dpl.errors import DataError, SettingError
+from dpl.core.errors import DataError, SettingError
+from dpl.model.adaptive import DEFAULT_METHOD
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,7 +100,7 @@ def _head_size(name: str, weights: Path) -> int | None:
     """Return the number of classes that a weight file was trained for; None leaves it to the network's default."""
     from dpl.backbones import create
     from dpl.backbones.checkpoint import read_checkpoint
-    from dpl.surgery.split import find_classifier
+    from dpl.network.split import find_classifier
 
     head = find_classifier(create(name)).removeprefix("network.")
     sizes = {len(value) for key, value in read_checkpoint(weights).tensors.items() if key.endswith(f"{head}.weight")}

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from dpl.cli.adapt import prepare
 from dpl.cli.console import print_json, print_table, progress, warn
 from dpl.cli.models import add_model_arguments
-from dpl.errors import DataError, SettingError
+from dpl.core.errors import DataError, SettingError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dpl.auto import Recommendation
     from dpl.cli.console import Advance
-    from dpl.folderjob import FolderJob
+    from dpl.runs.folder import FolderJob
 
 __all__ = ["add_arguments", "run"]
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Look at the images, print the choice and draw it."""
-    from dpl.recommend import draw, recommend
+    from dpl.runs.recommend import draw, recommend
 
     for name in ("limit", "batch_size"):
         if getattr(args, name) < 1:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpl.cli.console import print_json, progress
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from dpl.report.page import Run
+    from dpl.report import Run
 
 __all__ = ["add_arguments", "run"]
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the runs, write the page, and say where it is."""
-    from dpl.report.page import default_output, read_runs, write_report
+    from dpl.report import default_output, read_runs, write_report
 
     if args.data is not None and not args.data.is_dir():
         raise SettingError(f"--data {args.data}: there is no such folder")

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from dpl.cli.console import print_json, print_table, warn
 from dpl.cli.engines import add_engine_arguments, run_with
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 
 if TYPE_CHECKING:
     from dpl.bench import Case, Store
     from dpl.bench.engine import OnEvent
-    from dpl.report.document import Item
-    from dpl.report.grid import Grid, Text
-    from dpl.report.request import Request, Result
+    from dpl.reproduce.document import Item
+    from dpl.reproduce.grid import Grid, Text
+    from dpl.reproduce.request import Request, Result
 
 __all__ = ["add_arguments", "run"]
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run what is missing, write the files and print the table; return 1 where a run failed."""
-    from dpl.report.targets import find_target
+    from dpl.reproduce.targets import find_target
 
     for name in ("limit", "seeds", "workers", "threads"):
         value = getattr(args, name)
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
 def _request(args: argparse.Namespace) -> "Request":
     import torch
 
-    from dpl.cli.live import watched
-    from dpl.report.request import Request
+    from dpl.cli.progress import watched
+    from dpl.reproduce.request import Request
 
     def watch(title: str, cases: "Sequence[Case]", store: "Store") -> "AbstractContextManager[OnEvent]":
         return watched(title, cases, store, quiet=args.json)

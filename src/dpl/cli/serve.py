@@ -20,17 +20,17 @@ from dpl.cli.models import (
     source_network,
     training_record,
 )
-from dpl.errors import SettingError
-from dpl.extras import optional
+from dpl.core.errors import SettingError
+from dpl.core.extras import optional
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from dpl.adapter import AdaptiveModel
     from dpl.data.transforms import Evaluation
-    from dpl.serve.config import ServeSettings
+    from dpl.model.adaptive import AdaptiveModel
     from dpl.serve.security import Tokens
     from dpl.serve.server import Server
+    from dpl.serve.settings import ServeSettings
     from dpl.serve.shard import Shard
 
 __all__ = ["add_arguments", "run"]
@@ -43,7 +43,7 @@ _CHOICES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    from dpl.serve.config import ServeSettings
+    from dpl.serve.settings import ServeSettings
 
     add_model_arguments(parser)
     parser.add_argument("--state", type=Path, default=Path("dpl-state"), metavar="DIR",
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     """Load the model and serve until told to stop."""
     for module in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
         optional(module, "serve")
-    from dpl.serve.config import ServeSettings
+    from dpl.serve.settings import ServeSettings
 
     if args.engine == "ray":
         optional("ray.serve", "ray")

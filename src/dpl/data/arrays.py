@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpl.errors import DataError
+from dpl.core.errors import DataError
 
 __all__ = ["read_cifar_records", "read_npy", "read_npz"]
 

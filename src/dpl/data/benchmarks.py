@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from dpl.core.errors import SettingError, did_you_mean
 from dpl.data.cifar import CIFAR10, CIFAR100, open_cifar, open_cifar_c
 from dpl.data.domainnet import open_domainnet126
 from dpl.data.domains import open_domain_folders
 from dpl.data.facts import DOMAIN_FOLDERS
 from dpl.data.imagenet import open_imagenet, open_imagenet_c
 from dpl.data.sets import Benchmark, plain
-from dpl.errors import SettingError, did_you_mean
 
 __all__ = ["list_benchmarks", "open_benchmark"]
 

@@ -17,9 +17,9 @@ from typing import BinaryIO
 
 import numpy as np
 
+from dpl.core.errors import DataError
 from dpl.data.sets import Arrays, DataWarning, ImageSet
 from dpl.data.transforms import Evaluation, Pixels
-from dpl.errors import DataError
 
 __all__ = ["cached", "sizes_differ"]
 

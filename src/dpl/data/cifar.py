@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dpl.core.errors import DataError, SettingError
 from dpl.data.arrays import read_cifar_records, read_npy, read_npz
 from dpl.data.facts import CIFAR10_CLASSES, CIFAR100_CLASSES, CORRUPTIONS, EXTRA_CORRUPTIONS
 from dpl.data.folders import find_home, layout_error, open_folder, some, sub_folders, warn_counts
 from dpl.data.sets import Arrays, Benchmark, ImageSet, choose_domains, plain
-from dpl.errors import DataError, SettingError
 
 __all__ = ["CIFAR10", "CIFAR100", "Cifar", "open_cifar", "open_cifar_c"]
 

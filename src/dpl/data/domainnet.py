@@ -6,11 +6,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from dpl.core.errors import DataError
 from dpl.data.facts import DOMAINNET126_CLASSES, DOMAINNET126_COUNTS
 from dpl.data.folders import existing_folder, find_home, layout_error, warn_counts
 from dpl.data.images import image_names
 from dpl.data.sets import Benchmark, Files, ImageSet, choose_domains
-from dpl.errors import DataError
 
 __all__ = ["open_domainnet126"]
 

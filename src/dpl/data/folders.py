@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dpl.core.errors import DataError, did_you_mean
 from dpl.data.images import EXTENSIONS, MAX_PIXELS, image_names
 from dpl.data.sets import NO_LABEL, DataWarning, Files, ImageSet, plain
-from dpl.errors import DataError, did_you_mean
 
 __all__ = [
     "class_places",

@@ -7,10 +7,10 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from dpl.core.errors import DataError, SettingError
 from dpl.data.facts import CORRUPTIONS, EXTRA_CORRUPTIONS
 from dpl.data.folders import class_places, find_home, labelled_files, layout_error, some, sub_folders, warn_counts
 from dpl.data.sets import Benchmark, Files, ImageSet, choose_domains
-from dpl.errors import DataError, SettingError
 
 __all__ = ["open_imagenet", "open_imagenet_c"]
 

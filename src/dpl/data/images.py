@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from dpl.errors import DataError, SettingError
+from dpl.core.errors import DataError, SettingError
 
 __all__ = ["EXTENSIONS", "MAX_PIXELS", "decode", "image_names", "list_images"]
 

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from dpl.core.errors import DataError, SettingError
 from dpl.data.cache import cached, sizes_differ
 from dpl.data.sets import Arrays, ImageSet, Indices, checked_indices
 from dpl.data.transforms import Augmentation, Evaluation, Pixels, Transform, to_float, unchanged
-from dpl.errors import DataError, SettingError
 
 __all__ = ["Batch", "batches", "training_batches"]
 

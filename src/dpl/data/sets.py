@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.data.images import MAX_PIXELS, decode
-from dpl.errors import DataError, SettingError, did_you_mean
 
 __all__ = [
     "NO_LABEL",

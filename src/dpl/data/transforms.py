@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
+from dpl.core.errors import DataError, SettingError
 from dpl.data.images import MAX_PIXELS
-from dpl.errors import DataError, SettingError
 
 __all__ = ["Augmentation", "Evaluation", "Transform", "resize_crop", "square", "to_float", "training", "unchanged"]
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from safetensors.torch import load as parse_tensors
 from torch import Tensor, nn
 
-from dpl.extras import optional
+from dpl.core.extras import optional
 
 __all__ = ["DigitNetwork", "load_source_network", "mnist", "train_source_network", "uci_digits"]
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpl.adapter import adapt
-from dpl.bench.online import OnlineResult, evaluate
 from dpl.demo.digits import uci_digits
-from dpl.report.curves import cumulative_accuracy
+from dpl.model.adaptive import adapt
+from dpl.reproduce.curves import cumulative_accuracy
+from dpl.runs.online import OnlineResult, evaluate
 
 __all__ = ["METHODS", "DemoRow", "run_demo", "write_picture"]
 

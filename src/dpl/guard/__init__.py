@@ -1,7 +1,7 @@
 """Safety for any method: bad rows set aside, bad steps undone, harm against the source noticed and ended."""
 
-from dpl.guard.core import Guard
 from dpl.guard.events import Event
+from dpl.guard.guard import Guard
 from dpl.guard.health import Signals
 from dpl.guard.settings import GuardSettings, guard_settings
 

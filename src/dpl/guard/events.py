@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dpl.core.state import Stateful
 from dpl.guard.health import Signals
-from dpl.methods.state import Stateful
 
 __all__ = ["ACTIONS", "Event", "Journal"]
 

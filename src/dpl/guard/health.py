@@ -18,7 +18,7 @@ the answers is the cure. Both look alike to the source. They differ in the adapt
 as decided as the source's (the margin between first and second answer, in units of the row's own spread, so that no
 scale matters) and fall into groups (share of the logits' variance that the answers explain). Distinct answers
 that show about all classes, as the rows of a balanced stream would, are put to a last test: if they also survive in
-other company (dpl.guard.company), they are believed, and the stream is not poor.
+other company (dpl.guard.batch_dependence), they are believed, and the stream is not poor.
 
 Some methods forget a class so slowly that no allowance is exceeded. Over a long time that shows in the balance of
 classes alone: the nats lost over all those rows count, beyond what as many differing rows would lose by chance. Methods
@@ -35,9 +35,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpl.core.state import Stateful
 from dpl.guard.measures import added, beliefs, both, confidences, entropies, explained, faded, margins, remaining
 from dpl.guard.settings import GuardSettings
-from dpl.methods.state import Stateful
 
 __all__ = ["Health", "Signals"]
 

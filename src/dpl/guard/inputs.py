@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dpl.core.state import Stateful
 from dpl.guard.settings import GuardSettings
-from dpl.methods.state import Stateful
 
 __all__ = ["Examined", "RowCheck", "Unanswerable", "rows_or_zeros", "spread", "without"]
 

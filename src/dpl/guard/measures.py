@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from dpl.objectives.precision import at_least_float32
+from dpl.core.numerics import at_least_float32
 
 __all__ = ["added", "beliefs", "both", "confidences", "entropies", "explained", "faded", "margins", "remaining"]
 

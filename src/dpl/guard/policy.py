@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from dpl.core.state import Stateful
 from dpl.guard.settings import GuardSettings
-from dpl.methods.state import Stateful
 
 __all__ = ["FREEZE", "RESET", "ROLL_BACK", "WHY", "Ladder"]
 

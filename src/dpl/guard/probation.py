@@ -10,7 +10,7 @@ are not concerned, nor are small ones after larger: the rest of a stream is no s
 
 import math
 
-from dpl.methods.state import Stateful
+from dpl.core.state import Stateful
 
 __all__ = ["SMALL", "TRIAL", "Probation"]
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dpl.errors import SettingError, did_you_mean
-from dpl.methods.settings import setting
+from dpl.core.errors import SettingError, did_you_mean
+from dpl.core.settings import setting
 
 __all__ = ["GuardSettings", "guard_settings"]
 

@@ -1,7 +1,8 @@
 """What methods carry from batch to batch, as pure functions."""
 
 from dpl.memory.bank import BankRule, Slots, empty_slots, offer, offer_by_lot, oldest_first
-from dpl.memory.prototypes import update_class_memory
+from dpl.memory.class_memory import update_class_memory
+from dpl.memory.ema import ema_update, restore_randomly, share_frozen
 from dpl.memory.queue import neighbour_vote, write_ring
 from dpl.memory.supports import (
     insert_supports,
@@ -11,7 +12,6 @@ from dpl.memory.supports import (
     support_means,
     support_sums,
 )
-from dpl.memory.teacher import ema_update, restore_randomly, share_frozen
 
 __all__ = [
     "BankRule",

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dpl.errors import InputError
+from dpl.core.errors import InputError
 
 __all__ = ["BankRule", "Slots", "empty_slots", "offer", "offer_by_lot", "oldest_first"]
 

@@ -5,7 +5,7 @@ Positions are whole numbers on the host that follow from batch sizes alone, so a
 
 from torch import Tensor
 
-from dpl.errors import InputError
+from dpl.core.errors import InputError
 
 __all__ = ["neighbour_vote", "write_ring"]
 

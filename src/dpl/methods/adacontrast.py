@@ -24,16 +24,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpl.core.optimizer import NamedOptimizer
+from dpl.core.settings import setting
+from dpl.memory.ema import ema_update
 from dpl.memory.queue import neighbour_vote, write_ring
-from dpl.memory.teacher import ema_update
 from dpl.methods.base import Fact, GradientMethod, Objective
-from dpl.methods.optimizer import NamedOptimizer
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
+from dpl.methods.settings import GradientSettings
+from dpl.network import Network, Pass
+from dpl.network.norm import Track
 from dpl.objectives import marginal_entropy
 from dpl.objectives.contrastive import class_aware_info_nce
-from dpl.surgery import Network, Pass
-from dpl.surgery.norm import Track
 from dpl.views import adacontrast_strong_view, adacontrast_weak_view, seeded
 
 __all__ = ["AdaContrast", "AdaContrastSettings"]

@@ -14,12 +14,13 @@ W z + b, from before the last update. A batch without a confident sample changes
 
 from dataclasses import dataclass
 
+from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
+from dpl.methods.settings import GradientSettings
+from dpl.network import Pass
 from dpl.objectives import confident_labels
 from dpl.objectives.proxy import arcface
-from dpl.surgery import Pass
 
 __all__ = ["ArcFace", "ArcFaceSettings"]
 

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from dpl.errors import SettingError
-from dpl.methods.norm_choice import NormChoice
-from dpl.methods.optimizer import NamedOptimizer
-from dpl.methods.random import Random
+from dpl.core.errors import SettingError
+from dpl.core.optimizer import NamedOptimizer
+from dpl.core.random import Random
+from dpl.core.state import Stateful
+from dpl.methods.parts.norm_choice import NormChoice
 from dpl.methods.registry import MethodInfo
 from dpl.methods.settings import GradientSettings, Settings
-from dpl.methods.state import Stateful
-from dpl.surgery import Network, Pass
-from dpl.surgery.norm import Chosen, has_statistics, parse_norm
+from dpl.network import Network, Pass
+from dpl.network.norm import Chosen, has_statistics, parse_norm
 
 __all__ = ["Fact", "GradientMethod", "Method", "Objective", "Source", "Term"]
 

@@ -4,12 +4,12 @@ import dataclasses
 from dataclasses import fields, make_dataclass
 from typing import Any
 
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 from dpl.methods.base import GradientMethod, Method
 from dpl.methods.prototypes import DPLTerm, MemorySettings
 from dpl.methods.registry import get_method
 from dpl.methods.settings import GradientSettings
-from dpl.surgery import Network
+from dpl.network import Network
 
 __all__ = ["with_dpl"]
 

@@ -24,14 +24,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dpl.memory.teacher import ema_update, restore_randomly, share_frozen
+from dpl.core.numerics import at_least_float32
+from dpl.core.settings import setting
+from dpl.memory.ema import ema_update, restore_randomly, share_frozen
 from dpl.methods.base import Fact, GradientMethod, Objective
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
+from dpl.methods.settings import GradientSettings
+from dpl.network import Network
+from dpl.network.split import logits_of
 from dpl.objectives.consistency import soft_cross_entropy, symmetric_cross_entropy
-from dpl.objectives.precision import at_least_float32
-from dpl.surgery import Network
-from dpl.surgery.split import logits_of
 from dpl.views import View, check_images, cotta_view, seeded
 
 __all__ = ["CoTTA", "CoTTASettings"]

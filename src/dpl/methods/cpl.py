@@ -15,11 +15,12 @@ update, by a second forward pass, as in the authors' code. Departure: y is writt
 
 from dataclasses import dataclass
 
+from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
+from dpl.methods.settings import GradientSettings
+from dpl.network import Pass
 from dpl.objectives.conjugate import conjugate_loss
-from dpl.surgery import Pass
 
 __all__ = ["CPL", "CPLSettings"]
 

@@ -22,15 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from dpl.errors import InputError
+from dpl.core.errors import InputError
+from dpl.core.numerics import at_least_float32
+from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.parts.top_layers import TOP_LAYERS, below_top
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
-from dpl.methods.top_layers import TOP_LAYERS, below_top
+from dpl.methods.settings import GradientSettings
+from dpl.network import Pass
 from dpl.objectives import entropy
-from dpl.objectives.precision import at_least_float32
 from dpl.objectives.selection import entropy_margin, masked_mean
-from dpl.surgery import Pass
 from dpl.views import seeded
 
 __all__ = ["DeYO", "DeYOSettings", "shuffle_patches"]

@@ -7,7 +7,7 @@ AdaMixBN, for each BatchNorm layer and batch (s source, t batch, i one sample; D
     lambda = mean_i [1 - D(t, s) / (D(t, s) + D(i, s) + D(i, t))],
     mu = lambda mu_s + (1 - lambda) mu_t,    var = lambda var_s + (1 - lambda) var_t,
 
-carried over to the affine parameters, so that the step acts on the rectified ones (see `dpl.surgery.adamix`). Losses,
+carried over to the affine parameters, so that the step acts on the rectified ones (see `parts.adamix`). Losses,
 with h the centred logits and T = 2 std(h), both of each sample:
 
     gem-t:   T² H(softmax(h / T))          gem-skd:   T² CE(softmax(h), softmax(h / T))          em:   H(softmax(h))
@@ -33,13 +33,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.parts.adamix import AdaMix
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
+from dpl.methods.settings import GradientSettings
+from dpl.network import Pass
 from dpl.objectives import entropy
 from dpl.objectives.gem import gem_skd, gem_t
-from dpl.surgery import Pass
-from dpl.surgery.adamix import AdaMix
 
 __all__ = ["DomainAdaptor", "DomainAdaptorSettings"]
 

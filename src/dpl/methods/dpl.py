@@ -18,7 +18,7 @@ from torch import Tensor
 from dpl.methods.base import Objective
 from dpl.methods.prototypes import DPLTerm, MemorySettings, PrototypeMethod
 from dpl.methods.registry import register
-from dpl.surgery import Network
+from dpl.network import Network
 
 __all__ = ["DPL"]
 

@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpl.errors import SettingError
-from dpl.methods.anchor import Anchor
+from dpl.core.errors import SettingError
+from dpl.core.numerics import at_least_float32
+from dpl.core.settings import setting
 from dpl.methods.base import Objective, Source
 from dpl.methods.eta import ETA, ETASettings
+from dpl.methods.parts.source_weights import Anchor
 from dpl.methods.registry import register
-from dpl.methods.settings import setting
-from dpl.objectives.precision import at_least_float32
-from dpl.surgery import Network, Pass
+from dpl.network import Network, Pass
 
 __all__ = ["EATA", "EATASettings"]
 

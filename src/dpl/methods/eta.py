@@ -20,12 +20,13 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, Settings, setting
+from dpl.methods.settings import GradientSettings, Settings
+from dpl.network import Network, Pass
 from dpl.objectives import entropy
 from dpl.objectives.selection import entropy_margin, masked_mean, similarity_to
-from dpl.surgery import Network, Pass
 
 __all__ = ["ETA", "ETASettings"]
 

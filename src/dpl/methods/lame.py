@@ -25,10 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpl.core.numerics import full_precision
+from dpl.core.settings import setting
 from dpl.methods.base import Method
 from dpl.methods.registry import register
-from dpl.methods.settings import Settings, setting
-from dpl.objectives.precision import full_precision
+from dpl.methods.settings import Settings
 
 __all__ = ["LAME", "LAMESettings", "affinity_matrix", "laplacian_labels"]
 

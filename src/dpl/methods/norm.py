@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpl.core.settings import setting
 from dpl.methods.base import Method
 from dpl.methods.registry import register
-from dpl.methods.settings import Settings, setting
-from dpl.surgery import Network
-from dpl.surgery.norm import Running, Track
+from dpl.methods.settings import Settings
+from dpl.network import Network
+from dpl.network.norm import Running, Track
 
 __all__ = ["Norm", "NormSettings"]
 

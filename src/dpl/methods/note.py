@@ -22,16 +22,16 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
+from dpl.core.numerics import variance_and_mean
+from dpl.core.settings import setting
 from dpl.memory.bank import offer_by_lot
-from dpl.methods.banked import BankedMethod, BankedSettings
 from dpl.methods.base import Objective
+from dpl.methods.parts.banked import BankedMethod, BankedSettings
 from dpl.methods.registry import register
-from dpl.methods.settings import setting
+from dpl.network import Network
+from dpl.network.norm import Forward, NormControl, channel_statistics, normalise
 from dpl.objectives import entropy
-from dpl.objectives.moments import variance_and_mean
-from dpl.surgery import Network
-from dpl.surgery.norm import Forward, NormControl, channel_statistics, normalise
 
 __all__ = ["NOTE", "InstanceAware", "NOTESettings"]
 

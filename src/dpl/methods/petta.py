@@ -25,17 +25,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
+from dpl.core.settings import setting
 from dpl.memory import update_class_memory
 from dpl.memory.bank import oldest_first
-from dpl.memory.teacher import ema_update, share_frozen
+from dpl.memory.ema import ema_update, share_frozen
 from dpl.methods.base import Objective, Source
+from dpl.methods.parts.source_data import on_network
 from dpl.methods.registry import register
 from dpl.methods.rotta import RoTTA, RoTTASettings, robust_pass
-from dpl.methods.settings import setting
-from dpl.methods.source_stream import on_network
+from dpl.network import Network
 from dpl.objectives.consistency import soft_cross_entropy, symmetric_cross_entropy
-from dpl.surgery import Network
 from dpl.views import seeded
 
 __all__ = ["PeTTA", "PeTTASettings"]

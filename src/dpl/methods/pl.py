@@ -12,11 +12,12 @@ zero, after which Adam still moves every weight by its momentum; `authors=True` 
 
 from dataclasses import dataclass
 
+from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
+from dpl.methods.settings import GradientSettings
+from dpl.network import Pass
 from dpl.objectives import confident_cross_entropy, confident_labels
-from dpl.surgery import Pass
 
 __all__ = ["PL", "PLSettings"]
 

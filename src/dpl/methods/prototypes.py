@@ -10,13 +10,14 @@ from typing import ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from dpl.core.random import Random
+from dpl.core.settings import setting
 from dpl.memory import update_class_memory
 from dpl.methods.base import Fact, GradientMethod, Objective, Term
-from dpl.methods.random import Random
-from dpl.methods.settings import GradientSettings, Settings, setting
+from dpl.methods.settings import GradientSettings, Settings
 from dpl.methods.styling import STYLE_SOURCES, STYLES, StyleTransfer
+from dpl.network import Network, Pass
 from dpl.objectives import classes_present, confident_labels, dpl_star, prototype_regularization
-from dpl.surgery import Network, Pass
 
 __all__ = ["DPLTerm", "MemorySettings", "PrototypeMethod", "PrototypeSettings"]
 

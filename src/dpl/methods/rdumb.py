@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dpl.methods.anchor import Anchor, restart
+from dpl.core.settings import setting
 from dpl.methods.eta import ETA, ETASettings
+from dpl.methods.parts.source_weights import Anchor, restart
 from dpl.methods.registry import register
-from dpl.methods.settings import setting
-from dpl.surgery import Network
+from dpl.network import Network
 
 __all__ = ["RDumb", "RDumbSettings"]
 

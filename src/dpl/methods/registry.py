@@ -6,7 +6,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dpl.errors import SettingError, did_you_mean
+from dpl.core.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
     from dpl.methods.base import Method

@@ -24,14 +24,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from dpl.memory.teacher import ema_update
+from dpl.core.settings import setting
+from dpl.memory.ema import ema_update
 from dpl.methods.base import Fact, GradientMethod, Objective, Source
+from dpl.methods.parts.source_data import SourceStream, class_means
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
-from dpl.methods.source_stream import SourceStream, class_means
+from dpl.methods.settings import GradientSettings
+from dpl.network import Network, Pass
 from dpl.objectives.consistency import symmetric_cross_entropy
 from dpl.objectives.contrastive import view_contrast
-from dpl.surgery import Network, Pass
 from dpl.views import rmt_view, seeded
 
 __all__ = ["RMT", "RMTSettings"]

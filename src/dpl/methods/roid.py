@@ -28,16 +28,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dpl.methods.anchor import Anchor
+from dpl.core.numerics import at_least_float32
+from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.parts.source_weights import Anchor
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
+from dpl.methods.settings import GradientSettings
+from dpl.network import Network, Pass
 from dpl.objectives import entropy
 from dpl.objectives.consistency import symmetric_cross_entropy
-from dpl.objectives.precision import at_least_float32
 from dpl.objectives.robust import soft_likelihood_ratio
 from dpl.objectives.selection import min_max, similarity_to
-from dpl.surgery import Network, Pass
 from dpl.views import roid_view, seeded
 
 __all__ = ["ROID", "ROIDSettings"]

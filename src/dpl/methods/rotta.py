@@ -21,16 +21,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dpl.core.numerics import at_least_float32
+from dpl.core.settings import setting
 from dpl.memory.bank import BankRule, Slots, empty_slots, offer, oldest_first
-from dpl.memory.teacher import ema_update, share_frozen
-from dpl.methods.banked import BankedMethod, BankedSettings
+from dpl.memory.ema import ema_update, share_frozen
 from dpl.methods.base import Objective
+from dpl.methods.parts.banked import BankedMethod, BankedSettings
 from dpl.methods.registry import register
-from dpl.methods.settings import setting
+from dpl.network import Network, Pass
+from dpl.network.norm import Blend
 from dpl.objectives.consistency import soft_cross_entropy
-from dpl.objectives.precision import at_least_float32
-from dpl.surgery import Network, Pass
-from dpl.surgery.norm import Blend
 from dpl.views import check_images, cotta_view, seeded
 
 __all__ = ["RoTTA", "RoTTASettings"]

@@ -24,15 +24,16 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from dpl.methods.anchor import Anchor, restart
+from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.parts.sharpness import ascended
+from dpl.methods.parts.source_weights import Anchor, restart
+from dpl.methods.parts.top_layers import TOP_LAYERS, below_top
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
-from dpl.methods.sharpness import ascended
-from dpl.methods.top_layers import TOP_LAYERS, below_top
+from dpl.methods.settings import GradientSettings
+from dpl.network import Network
 from dpl.objectives import entropy
 from dpl.objectives.selection import entropy_margin, masked_mean
-from dpl.surgery import Network
 
 __all__ = ["SAR", "SARSettings"]
 

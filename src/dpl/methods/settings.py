@@ -1,37 +1,17 @@
-"""Settings: keyword-only, typed, frozen; each field documents itself and knows its valid values."""
+"""What every method can be told; each method's own settings extend these."""
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-from torch.nn import Parameter
-from torch.optim import Optimizer
+from dpl.core.optimizer import OptimizerFactory
+from dpl.core.settings import Checked, setting
+from dpl.network.norm import parse_norm
 
-from dpl.errors import SettingError, did_you_mean
-from dpl.surgery.norm import parse_norm
-from dpl.surgery.scope import SCOPES
-
-__all__ = ["GradientSettings", "OptimizerFactory", "Settings", "describe", "make_settings", "setting"]
-
-OptimizerFactory = Callable[[Iterable[Parameter]], Optimizer]
-S = TypeVar("S", bound="Settings")
-
-
-def setting(
-    default: Any,
-    meaning: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[Any, ...] | None = None,
-) -> Any:
-    """Return a dataclass field with its default, its meaning and its valid values (both ends included)."""
-    return dataclasses.field(default=default, metadata={"help": meaning, "low": low, "high": high, "choices": choices})
+__all__ = ["GradientSettings", "Settings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Checked):
     """What every method can be told."""
 
     norm: str | float = setting(
@@ -41,18 +21,8 @@ class Settings:
     )
     seed: int = setting(0, "seed of the method's own random generator", low=0)
 
-    def __init_subclass__(cls, **defaults: Any) -> None:
-        """Let a method change inherited defaults in its class line: `class Tuned(GradientSettings, norm="batch")`."""
-        super().__init_subclass__()
-        for base in reversed(cls.__mro__[1:]):
-            for name, inherited in getattr(base, "__dataclass_fields__", {}).items():
-                if name in defaults:
-                    cls.__annotations__[name] = inherited.type
-                    setattr(cls, name, dataclasses.field(default=defaults[name], metadata=inherited.metadata))
-
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _check(field, getattr(self, field.name))
+        super().__post_init__()
         parse_norm(self.norm)
 
 
@@ -66,7 +36,7 @@ class GradientSettings(Settings):
     )
     weight_decay: float = setting(0.0, "weight decay of the optimizer", low=0)
     steps: int = setting(1, "updates for each batch", low=1)
-    scope: Literal["affine", "classifier", "features", "all"] = setting("affine", "what trains", choices=SCOPES)
+    scope: Literal["affine", "classifier", "features", "all"] = setting("affine", "what trains")
     start: str | None = setting(
         None, "module before which nothing trains (in order of definition); what lies before it runs without a graph"
     )
@@ -74,44 +44,4 @@ class GradientSettings(Settings):
     least: float = setting(
         0.0, "learn only where this share of a batch was selected, if the method selects", low=0, high=1
     )
-    output: Literal["before", "after"] = setting(
-        "before", "return the prediction from before or after the last update", choices=("before", "after")
-    )
-
-
-def make_settings(kind: type[S], method: str, values: Mapping[str, Any]) -> S:
-    """Build settings from keywords; an unknown one is an error that names the nearest."""
-    valid = [field.name for field in dataclasses.fields(kind)]
-    for name in values:
-        if name not in valid:
-            raise SettingError(f"{method!r} has no setting {name!r}. {did_you_mean(name, valid)}")
-    return kind(**values)
-
-
-def describe(kind: type[Settings]) -> list[tuple[str, Any, str]]:
-    """Return (name, default, meaning) of every setting."""
-    return [(field.name, field.default, field.metadata.get("help", "")) for field in dataclasses.fields(kind)]
-
-
-def _check(field: "dataclasses.Field[Any]", value: Any) -> None:
-    low, high, choices = (field.metadata.get(key) for key in ("low", "high", "choices"))
-    if choices is not None and value not in choices:
-        raise SettingError(f"{field.name}={value!r}: expected one of {', '.join(map(repr, choices))}")
-    if low is None and high is None:
-        if isinstance(field.default, bool) and choices is None and not isinstance(value, bool):
-            raise SettingError(f"{field.name}={value!r}: expected True or False")
-        return
-    expected = f"{'a whole number' if isinstance(field.default, int) else 'a number'} {_range(low, high)}"
-    is_number = isinstance(value, int if isinstance(field.default, int) else (int, float))
-    if not is_number or isinstance(value, bool):
-        if value is None and field.default is None:
-            return
-        raise SettingError(f"{field.name}={value!r} ({type(value).__name__}): expected {expected}")
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        raise SettingError(f"{field.name}={value!r}: expected {expected}")
-
-
-def _range(low: float | None, high: float | None) -> str:
-    if high is None:
-        return f"of at least {low}"
-    return f"of at most {high}" if low is None else f"from {low} to {high}"
+    output: Literal["before", "after"] = setting("before", "return the prediction from before or after the last update")

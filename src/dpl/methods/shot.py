@@ -14,12 +14,12 @@ there, but its gradient is the same. One unconfident sample alone changes nothin
 
 from dataclasses import dataclass
 
+from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
-from dpl.methods.settings import setting
 from dpl.methods.shot_im import ShotIMSettings
+from dpl.network import Pass
 from dpl.objectives import confident_cross_entropy, confident_labels, entropy, marginal_entropy
-from dpl.surgery import Pass
 
 __all__ = ["Shot", "ShotSettings"]
 

@@ -19,8 +19,8 @@ import torch
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
+from dpl.network import Pass
 from dpl.objectives import entropy, marginal_entropy
-from dpl.surgery import Pass
 
 __all__ = ["ShotIM", "ShotIMSettings"]
 

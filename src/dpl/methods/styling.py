@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpl.methods.random import Random
-from dpl.methods.state import Stateful
+from dpl.core.random import Random
+from dpl.core.state import Stateful
+from dpl.network import Network, Pass
+from dpl.network.norm import Recall, Running
+from dpl.network.replay import Outputs, Replay
+from dpl.network.style_layer import find_style_layer, prefix_tokens, run_up_to
 from dpl.objectives import restyle, style_statistics
-from dpl.surgery import Network, Pass
-from dpl.surgery.norm import Recall, Running
-from dpl.surgery.replay import Outputs, Replay
-from dpl.surgery.style import find_style_layer, prefix_tokens, run_up_to
 
 __all__ = ["STYLES", "STYLE_SOURCES", "StyleTransfer"]
 

@@ -28,16 +28,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
+from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective, Source
-from dpl.methods.nearest_prototypes import NearestPrototypes
+from dpl.methods.parts.nearest_prototypes import NearestPrototypes
+from dpl.methods.parts.shift_penalty import ShiftPenalty
+from dpl.methods.parts.source_data import on_network
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
-from dpl.methods.shift_penalty import ShiftPenalty
-from dpl.methods.source_stream import on_network
+from dpl.methods.settings import GradientSettings
+from dpl.network import Network
+from dpl.network.norm import Running
 from dpl.objectives import entropy, marginal_entropy
-from dpl.surgery import Network
-from dpl.surgery.norm import Running
 from dpl.views import adacontrast_strong_view, seeded
 
 __all__ = ["SWRNSP", "SWRNSPSettings"]

@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpl.core.numerics import at_least_float32, full_precision
+from dpl.core.settings import setting
 from dpl.methods.base import Method
+from dpl.methods.parts.supports import SupportSet, SupportSettings
 from dpl.methods.registry import register
-from dpl.methods.settings import setting
-from dpl.methods.supports import SupportSet, SupportSettings
-from dpl.objectives.precision import at_least_float32, full_precision
-from dpl.surgery import Network, Pass
+from dpl.network import Network, Pass
 
 __all__ = ["T3A", "T3ASettings"]
 

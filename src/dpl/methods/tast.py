@@ -25,14 +25,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpl.core.numerics import at_least_float32, full_precision
+from dpl.core.optimizer import NamedOptimizer, OptimizerFactory
+from dpl.core.random import Random
+from dpl.core.settings import setting
 from dpl.methods.base import Method
-from dpl.methods.optimizer import NamedOptimizer
-from dpl.methods.random import Random
+from dpl.methods.parts.supports import SupportSet, SupportSettings
 from dpl.methods.registry import register
-from dpl.methods.settings import OptimizerFactory, setting
-from dpl.methods.supports import SupportSet, SupportSettings
-from dpl.objectives.precision import at_least_float32, full_precision
-from dpl.surgery import Network
+from dpl.network import Network
 
 __all__ = ["TAST", "EnsembleHead", "TASTSettings", "mean_divergence", "project", "scaled_cosine", "vote"]
 

@@ -24,14 +24,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpl.core.numerics import full_precision
+from dpl.core.settings import setting
 from dpl.memory.supports import lowest_in_class, nearest_supports
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
+from dpl.methods.settings import GradientSettings
 from dpl.methods.tast import mean_divergence, scaled_cosine, vote
+from dpl.network import Network, Pass
 from dpl.objectives import entropy
-from dpl.objectives.precision import full_precision
-from dpl.surgery import Network, Pass
 
 __all__ = ["TASTBN", "TASTBNSettings", "mean_logits"]
 

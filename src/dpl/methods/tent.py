@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
+from dpl.network import Pass
 from dpl.objectives import entropy
-from dpl.surgery import Pass
 
 __all__ = ["Tent", "TentSettings"]
 

@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
+from dpl.methods.settings import GradientSettings
+from dpl.network import Pass
 from dpl.objectives import entropy
-from dpl.surgery import Pass
 
 __all__ = ["TentPreBN", "TentPreBNSettings"]
 

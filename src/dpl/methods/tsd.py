@@ -28,13 +28,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpl.core.numerics import at_least_float32, full_precision
+from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.parts.supports import SupportSet, SupportSettings
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, setting
-from dpl.methods.supports import SupportSet, SupportSettings
-from dpl.objectives.precision import at_least_float32, full_precision
-from dpl.surgery import Network, Pass
-from dpl.surgery.norm import Batch, Rule, Track
+from dpl.methods.settings import GradientSettings
+from dpl.network import Network, Pass
+from dpl.network.norm import Batch, Rule, Track
 
 __all__ = ["TSD", "TSDSettings", "self_distillation"]
 

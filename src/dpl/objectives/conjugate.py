@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpl.errors import SettingError
-from dpl.objectives.precision import full_precision
+from dpl.core.errors import SettingError
+from dpl.core.numerics import full_precision
 
 __all__ = ["conjugate_loss"]
 

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpl.objectives.precision import at_least_float32, full_precision
+from dpl.core.numerics import at_least_float32, full_precision
 
 __all__ = ["soft_cross_entropy", "symmetric_cross_entropy"]
 

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpl.objectives.precision import full_precision
+from dpl.core.numerics import full_precision
 
 __all__ = ["gem_skd", "gem_t"]
 

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpl.errors import InputError, SettingError
-from dpl.objectives.moments import variance_and_mean
-from dpl.objectives.precision import full_precision
+from dpl.core.errors import InputError, SettingError
+from dpl.core.numerics import full_precision, variance_and_mean
 
 __all__ = ["adain", "classes_present", "dpl_o", "dpl_star", "prototype_regularization", "restyle", "style_statistics"]
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpl.errors import InputError, SettingError
-from dpl.objectives.precision import at_least_float32, full_precision
+from dpl.core.errors import InputError, SettingError
+from dpl.core.numerics import at_least_float32, full_precision
 
 __all__ = ["arcface", "proxy_nca"]
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpl.objectives.precision import at_least_float32, full_precision
+from dpl.core.numerics import at_least_float32, full_precision
 
 __all__ = ["confident_cross_entropy", "confident_labels"]
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from dpl.objectives.precision import full_precision
+from dpl.core.numerics import full_precision
 
 __all__ = ["soft_likelihood_ratio"]
 

@@ -5,7 +5,7 @@ The parts that need the web framework are imported when `create_app` is called; 
 
 from typing import TYPE_CHECKING, Any
 
-from dpl.extras import optional
+from dpl.core.extras import optional
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from dpl.errors import DataError, InputError, SnapshotError
+from dpl.core.errors import DataError, InputError, SnapshotError
 from dpl.serve.engine import Overloaded
 
 __all__ = ["GONE", "BodyTooLarge", "NoStream", "SafeJSON", "error_answer", "handle"]

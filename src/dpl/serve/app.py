@@ -17,7 +17,7 @@ from starlette.responses import Response
 from torch import Tensor
 
 import dpl
-from dpl.errors import InputError
+from dpl.core.errors import InputError
 from dpl.serve.answers import GONE, HANDLED, NoStream, SafeJSON, handle
 from dpl.serve.engine import Overloaded
 from dpl.serve.gate import Gate, GateRules

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dpl.adapter import AdaptiveModel
-from dpl.errors import DplError
+from dpl.core.errors import DplError
+from dpl.model.adaptive import AdaptiveModel
 from dpl.serve.jobs import Job
 from dpl.serve.residence import Residence
 from dpl.serve.session import Context, Session

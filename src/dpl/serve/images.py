@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpl.core.errors import InputError
 from dpl.data.images import decode
 from dpl.data.transforms import Evaluation
-from dpl.errors import InputError
 
 __all__ = ["Intake"]
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dpl.errors import SnapshotError
+from dpl.core.errors import SnapshotError
 from dpl.serve.session import Seen, Session
 from dpl.serve.store import Saved
 

@@ -5,7 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from dpl.adapter import AdaptiveModel
+from dpl.model.adaptive import AdaptiveModel
 from dpl.serve.session import Context, Session, Slot
 from dpl.serve.stream import Stream
 

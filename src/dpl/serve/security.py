@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpl.errors import InputError, SettingError
+from dpl.core.errors import InputError, SettingError
 
 __all__ = ["OPEN", "Access", "Tokens", "check_stream_id", "is_loopback", "require_token", "same_site"]
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from dpl.adapter import AdaptiveModel
+from dpl.core.errors import SettingError
 from dpl.data.transforms import Evaluation
-from dpl.errors import SettingError
-from dpl.serve.config import ServeSettings
+from dpl.model.adaptive import AdaptiveModel
 from dpl.serve.delta import SourceState
 from dpl.serve.engine import Engine
 from dpl.serve.images import Intake
 from dpl.serve.metrics import Gauges, Metrics
 from dpl.serve.security import Tokens
 from dpl.serve.session import Context, answers_first
+from dpl.serve.settings import ServeSettings
 from dpl.serve.shard import WHOLE, Shard
 from dpl.serve.store import StreamStore
 from dpl.serve.writer import Writer

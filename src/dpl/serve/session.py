@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpl.adapter import AdaptiveModel
-from dpl.errors import InputError, SnapshotError
-from dpl.serve.config import ServeSettings
+from dpl.core.errors import InputError, SnapshotError
+from dpl.model.adaptive import AdaptiveModel
 from dpl.serve.delta import Delta, SourceState
 from dpl.serve.metrics import Metrics
+from dpl.serve.settings import ServeSettings
 from dpl.serve.store import Kind, Saved, StreamStore
 from dpl.serve.stream import Stream
 from dpl.serve.writer import Writer

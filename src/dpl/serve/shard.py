@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 
 __all__ = ["WHOLE", "Shard", "owner"]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from dpl.errors import SettingError, SnapshotError
+from dpl.core.errors import SettingError, SnapshotError
 from dpl.serve.delta import Delta
 from dpl.serve.shard import WHOLE, Shard
 from dpl.snapshot import read_manifest, read_snapshot, write_snapshot

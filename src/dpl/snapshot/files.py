@@ -20,7 +20,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
-from dpl.errors import SnapshotCorrupt, SnapshotError
+from dpl.core.errors import SnapshotCorrupt, SnapshotError
 
 __all__ = ["read_manifest", "read_snapshot", "write_snapshot"]
 

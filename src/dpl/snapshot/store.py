@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from dpl.errors import SettingError, SnapshotCorrupt, SnapshotError
+from dpl.core.errors import SettingError, SnapshotCorrupt, SnapshotError
 from dpl.snapshot.files import read_snapshot
 
 __all__ = ["Savable", "SnapshotStore", "Stored"]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 
 __all__ = ["Domain", "IntArray", "Segment", "batches", "whole_number"]
 

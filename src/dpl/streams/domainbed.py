@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 from dpl.streams.domain import IntArray, whole_number
 
 __all__ = ["Split", "domainbed_split", "seed_hash"]

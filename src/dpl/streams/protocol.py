@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from dpl.errors import SettingError, did_you_mean
+from dpl.core.errors import SettingError, did_you_mean
 from dpl.streams import orders
 from dpl.streams.domain import Domain, IntArray, Segment, whole_number
 

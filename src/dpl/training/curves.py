@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from dpl.errors import MissingExtraError
-from dpl.extras import optional
+from dpl.core.errors import MissingExtraError
+from dpl.core.extras import optional
 
 __all__ = ["draw_curves"]
 

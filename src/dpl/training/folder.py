@@ -19,7 +19,7 @@ from typing import Any
 from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
-from dpl.errors import DataError, SettingError, SnapshotError
+from dpl.core.errors import DataError, SettingError, SnapshotError
 from dpl.snapshot import read_snapshot, write_snapshot
 
 __all__ = ["TrainFolder", "opened"]

@@ -12,18 +12,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from dpl.core.errors import DataError, SettingError
+from dpl.core.files import file_sha256
 from dpl.data import Batch, batches, square, training, training_batches
 from dpl.data.sets import Indices
-from dpl.distributed import Team, started
-from dpl.errors import DataError, SettingError
 from dpl.streams import seed_hash
 from dpl.streams.domain import whole_number
 from dpl.training.curves import draw_curves
 from dpl.training.folder import TrainFolder, opened
-from dpl.training.learner import Learner
-from dpl.training.record import check_same, describe, file_sha256, session
+from dpl.training.record import check_same, describe, session
 from dpl.training.sources import Sources, open_sources
 from dpl.training.spec import TrainSpec
+from dpl.training.team import Team, started
+from dpl.training.trainer import Learner
 
 __all__ = ["StepReport", "TrainResult", "train"]
 

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dpl.distributed import Team
-from dpl.distributed.norm import Pooled, Rows
-from dpl.surgery.norm import Running, Track, install
-from dpl.surgery.split import logits_of
+from dpl.network.norm import Running, Track, install
+from dpl.network.split import logits_of
+from dpl.training.norm import Pooled, Rows
+from dpl.training.team import Team
 
 __all__ = ["Parallel"]
 

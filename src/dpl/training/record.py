@@ -1,7 +1,6 @@
 """What train.json says: everything needed to repeat a run, and whether a folder holds the run that is asked for."""
 
 import dataclasses
-import hashlib
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,13 +10,14 @@ import PIL
 import torch
 
 import dpl
+from dpl.core.errors import SettingError
+from dpl.core.files import file_sha256
 from dpl.data import training
-from dpl.errors import DataError, SettingError
 from dpl.streams import seed_hash
 from dpl.training.sources import HOLDOUT, Sources
 from dpl.training.spec import TrainSpec
 
-__all__ = ["check_same", "describe", "file_sha256", "session"]
+__all__ = ["check_same", "describe", "session"]
 
 Record = dict[str, Any]
 FORMAT = 1
@@ -92,12 +92,3 @@ def _settings(spec: TrainSpec, sources: Sources) -> Record:
     settings["weights_sha256"] = None if spec.weights is None else file_sha256(Path(spec.weights))
     del settings["weights"]
     return settings
-
-
-def file_sha256(path: Path) -> str:
-    """Return the checksum of a weight file."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"weights={path}: cannot be read ({error.strerror}); expected a checkpoint file") from error

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from dpl.core.errors import DataError, SettingError
 from dpl.data import Benchmark, ImageSet, open_benchmark, unchanged
 from dpl.data.cache import cached
 from dpl.data.loader import in_order
 from dpl.data.sets import Files, choose_domains
 from dpl.data.transforms import Pixels
-from dpl.errors import DataError, SettingError
 from dpl.streams import domainbed_split
 from dpl.training.spec import TrainSpec
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpl.errors import SettingError
+from dpl.core.errors import SettingError
 from dpl.streams.domain import whole_number
 
 __all__ = ["TrainSpec"]

@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpl.backbones import Normalized, create
+from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.data import ImageSet, batches, open_benchmark, unchanged
-from dpl.errors import DataError, SettingError, did_you_mean
 from dpl.memory import update_class_memory
+from dpl.network.split import find_classifier, logits_of
 from dpl.objectives import dpl_star, prototype_regularization
 from dpl.streams import seed_hash
 from dpl.streams.domain import whole_number
-from dpl.surgery.split import find_classifier, logits_of
 from dpl.training.folder import TrainFolder, opened
 from dpl.training.record import check_same, session
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpl.errors import InputError
-from dpl.objectives.precision import at_least_float32
+from dpl.core.errors import InputError
+from dpl.core.numerics import at_least_float32
 from dpl.views.colour import colour_jitter, saturation
 from dpl.views.draw import Draw, View
 from dpl.views.geometry import Places, blur, centred, random_resized_crop, sample, wander, zoomed_crop

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from dpl.core.errors import InputError, SettingError, did_you_mean
 from dpl.data.corruptions import blur, digital, noise, spatter, weather
 from dpl.data.corruptions.arrays import Floats, Images, to_bytes
 from dpl.data.corruptions.constants import CIFAR, IMAGENET, SEVERITIES
 from dpl.data.facts import CORRUPTIONS, EXTRA_CORRUPTIONS
-from dpl.errors import InputError, SettingError, did_you_mean
 
 __all__ = ["check_images", "check_settings", "corrupt", "is_small"]
 

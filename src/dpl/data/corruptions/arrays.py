@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpl.extras import optional
+from dpl.core.extras import optional
 
 __all__ = [
     "Floats",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dpl.errors import DataError, SettingError
+from dpl.core.errors import DataError, SettingError
 
 __all__ = ["Progress", "keep_record", "renamed_when_whole"]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from PIL import Image
 
+from dpl.core.errors import DataError, DplError, SettingError
 from dpl.data.corruptions.apply import check_settings, corrupt, is_small
 from dpl.data.corruptions.arrays import Images
 from dpl.data.corruptions.constants import SEVERITIES
@@ -18,7 +19,6 @@ from dpl.data.corruptions.disk import Progress, keep_record, renamed_when_whole
 from dpl.data.facts import CORRUPTIONS
 from dpl.data.images import decode, image_names
 from dpl.data.transforms import Transform, unchanged
-from dpl.errors import DataError, DplError, SettingError
 
 __all__ = ["FolderReport", "corrupt_folder"]
 

@@ -5,8 +5,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from dpl.core.extras import optional
 from dpl.data.corruptions.arrays import Floats, Images, Rngs, draw, filter_axes, gaussian_weights
-from dpl.extras import optional
 
 __all__ = ["edges", "spatter"]
 

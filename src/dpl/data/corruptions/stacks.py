@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpl.core.errors import InputError
 from dpl.data.corruptions.apply import check_images, check_settings, corrupt
 from dpl.data.corruptions.arrays import Images
 from dpl.data.corruptions.constants import SEVERITIES
 from dpl.data.corruptions.disk import Progress, keep_record, renamed_when_whole
 from dpl.data.facts import CORRUPTIONS
-from dpl.errors import InputError
 
 __all__ = ["corrupt_arrays"]
 

@@ -16,17 +16,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dpl.errors import SettingError
-from dpl.extras import optional
+from dpl.core.errors import SettingError
+from dpl.core.extras import optional
 from dpl.serve.app import make_app
 from dpl.serve.cluster.front import Link, make_front
 from dpl.serve.cluster.relay import Ask, Reply, answered, collect
-from dpl.serve.config import ServeSettings
 from dpl.serve.engine import Overloaded
 from dpl.serve.gate import GateRules
 from dpl.serve.metrics import Metrics
 from dpl.serve.security import Tokens
 from dpl.serve.server import Server
+from dpl.serve.settings import ServeSettings
 from dpl.serve.shard import Shard
 
 __all__ = ["RayOptions", "RayServer"]

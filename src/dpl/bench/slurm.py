@@ -1,0 +1,151 @@
+"""A grid on a Slurm cluster through submitit: a few jobs that share the store, each running what no other has claimed.
+
+All nodes must see the folders of data, weights and results, as they do in most such clusters. A job that is preempted
+or reaches its time limit is queued again by submitit; what a job that died left undone, the next round of jobs does.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpl.bench.context import Context
+from dpl.bench.engine import Event, OnEvent, failures, run_cases, waiting
+from dpl.bench.ray_placing import absolute
+from dpl.bench.selection import Case
+from dpl.bench.store import Store
+from dpl.bench.unit import Unit
+from dpl.core.allocator import keep_freed_memory
+from dpl.core.errors import DplError, SettingError
+from dpl.core.extras import optional
+
+__all__ = ["SlurmOptions", "run_on_slurm"]
+
+_PAUSE = 1.0  # seconds between looks at the store
+_EXECUTORS = ("slurm", "local", "debug")
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """How many jobs, and what each of them asks for."""
+
+    jobs: int = 1
+    cpus: int = 1
+    gpus: int = 0
+    memory_gb: float | None = None
+    hours: float = 24.0
+    """Time limit of a job; one that reaches it is queued again."""
+    retries: int = 3
+    """How often jobs are submitted again for what dead ones left undone."""
+    executor: str = "slurm"
+    """`local` runs the same jobs as processes of this machine."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further parameters of submitit, as `slurm_partition`."""
+
+    def __post_init__(self) -> None:
+        if self.executor not in _EXECUTORS:
+            raise SettingError(f"executor={self.executor!r}: expected one of {', '.join(_EXECUTORS)}")
+        if self.jobs < 1 or self.retries < 0:
+            raise SettingError(f"jobs={self.jobs}, retries={self.retries}: expected at least 1 job and 0 retries")
+
+
+class _Job:
+    """What a job runs; submitit asks it for the way to go on when its time is over."""
+
+    def __init__(self, cases: list[Case], store: Store, context: Context, threads: int, begun: float) -> None:
+        self.arguments = (cases, store, context, threads, begun)
+
+    def __call__(self) -> None:
+        """Run what no other job has claimed."""
+        cases, store, context, threads, begun = self.arguments
+        torch.set_num_threads(threads)
+        keep_freed_memory()
+        run_cases(cases, store, context, since=begun)
+
+    def checkpoint(self) -> Any:
+        """Begin again: finished units are in the store."""
+        return optional("submitit", "slurm").helpers.DelayedSubmission(self)
+
+
+def run_on_slurm(
+    cases: Sequence[Case], store: Store, context: Context, on_event: OnEvent = lambda event: None,
+    options: SlurmOptions | None = None,
+) -> dict[str, str]:  # fmt: skip
+    """Do as `run_cases` with jobs of a Slurm cluster; return the errors by the unit's key."""
+    asked = options or SlurmOptions()
+    submitit = optional("submitit", "slurm")
+    begun = time.time()
+    folder = store.root.absolute() / "jobs"
+    watch = _Watch(cases, store, begun, on_event)
+    placed = replace(absolute(context), device="cuda" if asked.gpus else context.device)
+    job = _Job(list(cases), Store(store.root.absolute()), placed, asked.cpus, begun)
+    for _ in range(asked.retries + 1):
+        count = min(asked.jobs, sum(len(waiting(case, store, begun)) for case in cases))
+        if count == 0:
+            break
+        _run_round(_executor(submitit, folder, asked), job, count, watch)
+    if any(waiting(case, store, begun) for case in cases):
+        raise DplError(f"jobs ended before their work; {folder} has what they said. Run again to go on")
+    return failures(cases, store, begun)
+
+
+def _executor(submitit: Any, folder: Path, options: SlurmOptions) -> Any:
+    try:
+        executor = submitit.AutoExecutor(folder=str(folder), cluster=options.executor)
+    except RuntimeError as error:
+        raise DplError(f"engine slurm: {error}; is this a machine from which jobs are submitted?") from error
+    executor.update_parameters(
+        name="dpl-bench", timeout_min=max(1, round(60 * options.hours)), cpus_per_task=options.cpus,
+        gpus_per_node=options.gpus, tasks_per_node=1, nodes=1,
+    )  # fmt: skip
+    if options.memory_gb is not None:
+        executor.update_parameters(mem_gb=options.memory_gb)
+    try:
+        executor.update_parameters(**options.extra)
+    except (NameError, TypeError, ValueError) as error:
+        raise SettingError(f"engine slurm: {str(error).splitlines()[0]}") from error
+    return executor
+
+
+def _run_round(executor: Any, job: _Job, count: int, watch: "_Watch") -> None:
+    """Submit jobs and wait for all of them; they are cancelled where this process is interrupted."""
+    with executor.batch():
+        submitted = [executor.submit(job) for _ in range(count)]
+    try:
+        while not all(one.done() for one in submitted):
+            watch.look()
+            time.sleep(_PAUSE)
+    finally:
+        for one in submitted:
+            if not one.done():
+                with suppress(RuntimeError, OSError):
+                    one.cancel(check=False)
+    watch.look()
+
+
+class _Watch:
+    """Tells what the jobs have finished, as the store shows it."""
+
+    def __init__(self, cases: Sequence[Case], store: Store, begun: float, on_event: OnEvent) -> None:
+        units = {unit.key: unit for case in cases for unit in case.units()}
+        self._left: dict[str, Unit] = {key: unit for key, unit in units.items() if not store.done(unit)}
+        self._store, self._begun, self._on_event = store, begun, on_event
+
+    def look(self) -> None:
+        """Report units that were finished, or failed, since the last look."""
+        for key, unit in list(self._left.items()):
+            error = None
+            if not self._store.done(unit) and (error := self._store.failure(unit, self._begun)) is None:
+                continue
+            del self._left[key]
+            self._on_event(Event(unit, 0, float("nan"), ended=True, error=error) if error else self._finished(unit))
+
+    def _finished(self, unit: Unit) -> Event:
+        records = self._store.records(unit)
+        accuracy = sum(record["accuracy"] for record in records) / len(records)
+        seconds = sum(record["seconds_per_image"] * record["n"] for record in records)
+        return Event(unit, sum(record["n"] for record in records), accuracy, seconds, ended=True)

@@ -1,0 +1,133 @@
+"""An experiment as one frozen record; the hash of what it says names the folder of its results."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+from dpl.core.errors import DataError, SettingError, did_you_mean
+from dpl.core.settings import make_settings
+from dpl.methods import get_method
+from dpl.methods.base import Method
+
+__all__ = ["FORMAT", "SourceData", "Unit", "method_kind", "resolved_settings"]
+
+FORMAT = 1
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceData:
+    """Labelled images that a method may see beside the stream."""
+
+    dataset: str
+    """Name of a data set, or `folder` for images in class folders at the paths `domains` below the data folder."""
+    domains: tuple[str, ...] = ()
+    part: str = "whole"
+    """`whole`, `inside` (the training part of DomainBed's split) or `rest` (clean images outside the stream)."""
+    split: str | None = None
+    """`train` or `test`, where the data set has both."""
+    transform: str | None = None
+    """Of these images, where it is not that of the stream."""
+    batch_size: int = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """One method on one stream, from the source model on: everything that its figures depend on, and no path.
+
+    Files appear as the SHA-256 of their content, settings with all their values, so that equal keys mean equal work.
+    """
+
+    dataset: str
+    domains: tuple[str, ...]
+    """What is streamed: domains, or corruptions, in this order."""
+    severities: tuple[int, ...] = ()
+    corrupt: int | None = None
+    """Seed with which corruptions are regenerated from clean images; None: the images as they lie on disk."""
+    part: str = "whole"
+    """`whole`, or a part of DomainBed's split of each domain: `inside` (80 %) or `outside`."""
+    holdout: float = 0.2
+    limit: int | None = None
+    """At most so many images of each domain, the same ones under every corruption."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Options of the data set that are files (`images`, `classes`), by the hash of their content."""
+    transform: str = "unchanged"
+    protocol: str = "reset_each_shift"
+    order: str = "numpy"
+    delta: float | None = None
+    visits: int | None = None
+    batch_size: int
+    seed: int
+    """Of the split, the order of the stream, and the method's own random numbers."""
+    network: str
+    weights: str
+    """SHA-256 of the file of the source weights."""
+    trained_on: tuple[str, ...] = ()
+    """Source domains, where the network was trained on some domains of the data set."""
+    method: str
+    settings: Settings = field(default_factory=dict)
+    source: SourceData | None = None
+
+    @cached_property
+    def key(self) -> str:
+        """The name of the unit's folder."""
+        record = {"format": FORMAT, **self.record(), "settings": _keyed_settings(self.method, self.settings)}
+        text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    @property
+    def title(self) -> str:
+        """A short name for people."""
+        severities = f"@{','.join(map(str, self.severities))}" if self.severities else ""
+        return f"{self.method} on {self.dataset}/{','.join(self.domains)}{severities}, seed {self.seed}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the unit as plain data."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Unit":
+        """Return the unit that `record()` was made from."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in record:
+            if name not in known:
+                raise DataError(f"unit record: unknown field {name!r}. {did_you_mean(name, known)}")
+        values = _with_tuples(record)
+        if values.get("source"):
+            values["source"] = SourceData(**_with_tuples(values["source"]))
+        return cls(**values)
+
+
+def _with_tuples(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+
+
+@cache
+def method_kind(name: str) -> type[Method[Any]]:
+    """Return a method's class; a large grid asks for the same few many thousand times."""
+    return get_method(name)
+
+
+def resolved_settings(method: str, values: Settings) -> dict[str, Any]:
+    """Return every setting of a method with its value, given some of them; plain data only."""
+    settings = make_settings(method_kind(method).settings_class, repr(method), values)
+    resolved = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    for name, value in resolved.items():
+        if callable(value):
+            raise SettingError(f"{method}: {name} is a function, which an experiment's record cannot hold")
+    return resolved
+
+
+def _keyed_settings(method: str, settings: Settings) -> dict[str, Any]:
+    """Return settings as the key knows them: renamed ones by their former name, later ones where they matter."""
+    known = {f.name: f for f in dataclasses.fields(method_kind(method).settings_class)}
+    keyed = {}
+    for name, value in settings.items():
+        facts = known[name].metadata if name in known else {}
+        if not (facts.get("later") and value == known[name].default):
+            keyed[facts.get("formerly") or name] = value
+    return keyed

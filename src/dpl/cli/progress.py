@@ -1,0 +1,158 @@
+"""What `dpl bench` shows while it runs: a table that fills itself on a terminal, a line now and then elsewhere."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dpl.bench import Case, Event, Store
+    from dpl.bench.engine import OnEvent
+    from dpl.runs.live import Board
+
+__all__ = ["board_of", "log_event", "watched"]
+
+
+@dataclass
+class _Line:
+    """The state of one method of one section."""
+
+    section: str
+    label: str
+    units: int = 0
+    done: int = 0
+    failed: int = 0
+    accuracy: float = 0.0  # sum over finished units
+    images: int = 0
+    seconds: float = 0.0
+    now: str = ""
+
+    def cells(self) -> list[str]:
+        """Return the line of the table."""
+        mean = f"{self.accuracy / self.done:.1f}" if self.done else "-"
+        speed = f"{1000 * self.seconds / self.images:.1f}" if self.images else "-"
+        state = f"{self.failed} failed" if self.failed else self.now
+        return [self.section, self.label, f"{self.done}/{self.units}", mean, speed, state]
+
+
+class _Board:
+    """All lines, and which unit belongs to which."""
+
+    def __init__(self, cases: "Sequence[Case]", store: "Store") -> None:
+        self.lines: dict[tuple[str, str], _Line] = {}
+        self._of: dict[str, list[_Line]] = {}
+        for case in cases:
+            line = self.lines.setdefault((case.section, case.label), _Line(case.section, case.label))
+            for unit in case.units():
+                line.units += 1
+                self._of.setdefault(unit.key, []).append(line)
+                if store.done(unit):
+                    records = store.records(unit)
+                    line.done += 1
+                    line.accuracy += sum(record["accuracy"] for record in records) / len(records)
+
+    @property
+    def left(self) -> int:
+        """How many units are still to be run."""
+        return sum(line.units - line.done for line in self.lines.values())
+
+    def note(self, event: "Event") -> None:
+        """Take in an event."""
+        for line in self._of[event.unit.key]:
+            if event.error is not None:
+                line.failed += 1
+            elif event.ended:
+                line.done, line.accuracy, line.now = line.done + 1, line.accuracy + event.accuracy, ""
+                line.images, line.seconds = line.images + event.images, line.seconds + event.seconds
+            else:
+                place = ",".join(event.unit.domains)[:24]
+                where = f" on {event.place}" if event.place else ""
+                line.now = f"{place}: {event.accuracy:.1f} % of {event.images:,}{where}"
+
+
+@contextmanager
+def board_of(folder: "Path | None") -> "Iterator[Board | None]":
+    """Yield a place for TensorBoard scalars below a folder, None without one."""
+    if folder is None:
+        yield None
+        return
+    from dpl.runs.live import Board
+
+    board = Board(folder)
+    try:
+        yield board
+    finally:
+        board.close()
+
+
+def log_event(board: "Board | None", event: "Event") -> None:
+    """Write what happened to a benchmark's unit."""
+    if board is None:
+        return
+    run = f"{event.unit.title}, {event.unit.key[:6]}"
+    if event.ended:
+        board.end(run)
+        return
+    speed = {"ms_per_image": 1000 * event.seconds / max(event.images, 1)}
+    board.write(run, event.images, {"accuracy": event.accuracy, **speed, **event.latest})
+
+
+@contextmanager
+def watched(title: str, cases: "Sequence[Case]", store: "Store", quiet: bool) -> "Iterator[OnEvent]":
+    """Yield a function that takes events and shows them."""
+    if quiet:
+        yield lambda event: None
+        return
+    board = _Board(cases, store)
+    if find_spec("rich") and sys.stderr.isatty():
+        yield from _live(title, board)
+    else:
+        yield from _plain(board)
+
+
+def _live(title: str, board: _Board) -> "Iterator[OnEvent]":
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(_table(title, board), console=Console(stderr=True), refresh_per_second=4) as live:
+
+        def on_event(event: "Event") -> None:
+            board.note(event)
+            live.update(_table(title, board))
+
+        yield on_event
+
+
+def _table(title: str, board: _Board) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in ("section", "method", "runs", "accuracy %", "ms/image", "now"):
+        table.add_column(name, justify="right" if name in {"runs", "accuracy %", "ms/image"} else "left")
+    for line in board.lines.values():
+        table.add_row(*line.cells())
+    return table
+
+
+def _plain(board: _Board) -> "Iterator[OnEvent]":
+    """Print a line for each unit, or for each tenth of the way where there are many."""
+    left, told = board.left, 0
+
+    def on_event(event: "Event") -> None:
+        nonlocal told
+        board.note(event)
+        if not event.ended:
+            return
+        gone = left - board.left
+        if event.error is not None or left <= 20 or 20 * gone // left > told:
+            told = 20 * gone // max(left, 1)
+            outcome = (
+                event.error or f"{event.accuracy:.1f} %, {1000 * event.seconds / max(event.images, 1):.1f} ms/image"
+            )
+            print(f"{gone}/{left} {event.unit.title}: {outcome}", file=sys.stderr, flush=True)
+
+    yield on_event

@@ -1,0 +1,167 @@
+"""Files and folders that appear whole or not at all, and locks that end with their process.
+
+Everything is written under a draft name beside its place (`.NAME.*.tmp`), forced to the disk, and renamed as the last
+act. A kill at any moment leaves the old content, the new content, or a draft that `clear_drafts` removes.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from dpl.core.errors import DataError
+
+__all__ = [
+    "clear_drafts", "file_sha256", "lock", "open_lock", "remove_folder", "replacing", "sync_folder", "write_file",
+    "write_folder",
+]  # fmt: skip
+
+
+def write_file(path: Path, data: bytes | str) -> Path:
+    """Write a file, replacing an older one only once the new one is on the disk."""
+    with replacing(path) as draft:
+        draft.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a draft to write to; it takes the place of `path` if the block ends well, and is removed if not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(handle)
+    draft = Path(name)
+    try:
+        with _naming(path):
+            yield draft
+            draft.chmod(0o666 & ~_umask())
+            _sync(draft)
+            os.replace(draft, path)
+            sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Write a folder of files; an older folder stays readable, at the latest as `.NAME.previous`, until this one is."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    previous = folder.with_name(f".{folder.name}.previous")
+    try:
+        with _naming(folder):
+            for name, data in files.items():
+                (draft / name).write_bytes(data)
+                _sync(draft / name)
+            draft.chmod(0o777 & ~_umask())
+            sync_folder(draft)
+            if folder.exists():
+                shutil.rmtree(previous, ignore_errors=True)
+                folder.rename(previous)
+            draft.rename(folder)
+            sync_folder(folder.parent)
+        shutil.rmtree(previous, ignore_errors=True)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder; a crash on the way leaves a draft, never half of the folder."""
+    doomed = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    folder.rename(doomed / folder.name)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def clear_drafts(folder: Path, name: str = "*") -> None:
+    """Remove the drafts that killed writers of `name` left in a folder; the caller holds its lock."""
+    for draft in folder.glob(f".{name}.*.tmp"):
+        shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's list of names to the disk, where the system can."""
+    if sys.platform != "win32":
+        _sync(folder)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the checksum of a file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); expected a file") from error
+
+
+@contextmanager
+def lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of a file, which is made if absent; yield False if another process has it and `wait` is off."""
+    handle = open_lock(path, wait=wait)
+    try:
+        yield handle is not None
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def open_lock(path: Path, *, wait: bool = False) -> int | None:
+    """Return an open, locked file (a folder must exist), or None if another process holds it.
+
+    The lock is the system's, so it ends with its process, however that ends. The file may be removed by its holder
+    between our opening and locking it; then the lock is on a nameless file and does not count.
+    """
+    while True:
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_CREAT | os.O_RDWR, 0o666)
+        if not _lock(handle, wait):
+            os.close(handle)
+            return None
+        try:
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
+        except FileNotFoundError:
+            pass
+        os.close(handle)
+
+
+def _lock(handle: int, wait: bool) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    """Return the process's mask of file modes, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in the system's errors; a full disk is otherwise reported without one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

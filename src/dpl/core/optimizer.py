@@ -1,0 +1,114 @@
+"""Optimizers by name, a step that can be called off on the device, and state by parameter name."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD, Adam, Optimizer
+
+from dpl.core.errors import SettingError, SnapshotError
+
+__all__ = ["NamedOptimizer", "OptimizerFactory"]
+
+OptimizerFactory = Callable[[Iterable[Parameter]], Optimizer]
+
+
+class NamedOptimizer:
+    """An optimizer over named parameters."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Parameter],
+        kind: str | OptimizerFactory,
+        lr: float,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self.parameters = dict(parameters)
+        self.optimizer = _make(list(self.parameters.values()), kind, lr, weight_decay)
+
+    def step(self, loss: Tensor, active: Tensor | None = None) -> Tensor | bool:
+        """Back-propagate and update, unless `active` is false; return whether it did.
+
+        On a CPU the flag is read and the whole backward pass saved. Elsewhere reading it would make the
+        device wait, so the fused optimizer gets it as the flag that also stops a mixed-precision step.
+        """
+        if active is not None and (active.device.type == "cpu" or not self._can_be_called_off):
+            if not bool(active):
+                return False
+            active = None
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return self.commit(active)
+
+    def commit(self, active: Tensor | None = None) -> Tensor | bool:
+        """Update from the gradients that are there, unless `active` is false."""
+        if active is not None:
+            self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+            self.optimizer.found_inf = (~active).float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+        if active is not None:
+            del self.optimizer.found_inf, self.optimizer.grad_scale  # type: ignore[attr-defined]
+        self.optimizer.zero_grad()
+        return True if active is None else active
+
+    @property
+    def _can_be_called_off(self) -> bool:
+        return bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+
+    def tensors(self) -> list[Tensor]:
+        """Return the optimizer's state, not copied."""
+        held = self.optimizer.state
+        values = [value for p in self.parameters.values() for value in held.get(p, {}).values() if value is not None]
+        return [value if isinstance(value, Tensor) else torch.as_tensor(value) for value in values]
+
+    def names(self) -> list[str]:
+        """Return the names of `tensors`, `<parameter>/<entry>`, in their order."""
+        entries = ((name, self.optimizer.state.get(p, {})) for name, p in self.parameters.items())
+        return [f"{name}/{entry}" for name, held in entries for entry, value in held.items() if value is not None]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return a copy of the optimizer's state as flat tensors, `<parameter>/<entry>`."""
+        flat = {}
+        for name, parameter in self.parameters.items():
+            for entry, value in sorted(self.optimizer.state.get(parameter, {}).items()):
+                if value is not None:
+                    flat[f"{name}/{entry}"] = torch.as_tensor(value).detach().clone()
+        return flat
+
+    def check(self, flat: Mapping[str, Tensor]) -> None:
+        """Raise if `flat` names a parameter that does not train here."""
+        unknown = {name.rpartition("/")[0] for name in flat} - set(self.parameters)
+        if unknown:
+            raise SnapshotError(f"optimizer state for parameters that do not train here: {sorted(unknown)[:4]}")
+
+    def restore(self, flat: Mapping[str, Tensor]) -> None:
+        """Set the optimizer's state to a copy of `flat`; what is not there is unset."""
+        index = {name: i for i, name in enumerate(self.parameters)}
+        state: dict[int, dict[str, Any]] = {}
+        for key, value in flat.items():
+            name, _, entry = key.rpartition("/")
+            state.setdefault(index[name], {})[entry] = _laid_out_like(self.parameters[name], value)
+        groups = copy.deepcopy(self.optimizer.state_dict()["param_groups"])
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.optimizer.zero_grad()
+
+
+def _laid_out_like(parameter: Parameter, value: Tensor) -> Tensor:
+    """Return a copy in the parameter's memory layout: a fused step goes through both in the order of their memory."""
+    if value.shape != parameter.shape:
+        return value.clone()
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
+
+
+def _make(parameters: list[Parameter], kind: str | OptimizerFactory, lr: float, weight_decay: float) -> Optimizer:
+    if callable(kind):
+        return kind(parameters)
+    fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+    if kind == "adam":
+        return Adam(parameters, lr=lr, weight_decay=weight_decay, fused=fused)
+    if kind in ("sgd", "nesterov"):
+        return SGD(parameters, lr, 0.9, weight_decay=weight_decay, nesterov=kind == "nesterov", fused=fused)
+    raise SettingError(f"optimizer={kind!r}: expected 'adam', 'sgd', 'nesterov' or a callable of the parameters")

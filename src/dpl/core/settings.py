@@ -1,0 +1,104 @@
+"""Settings: keyword-only, typed, frozen dataclasses whose fields document themselves and know their valid values."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import index
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from dpl.core.errors import SettingError, did_you_mean
+
+__all__ = ["Checked", "describe", "make_settings", "setting", "whole_number"]
+
+C = TypeVar("C", bound="Checked")
+
+
+def setting(
+    default: Any,
+    meaning: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[Any, ...] | None = None,
+    formerly: str | None = None,
+    later: bool = False,
+) -> Any:
+    """Return a dataclass field with its default, its meaning and its valid values (both ends included).
+
+    Stored results are found by a key over all settings. `formerly` is the name under which that key knows a renamed
+    setting; one that was added `later` takes part only with a value other than its default.
+    """
+    facts = {"help": meaning, "low": low, "high": high, "choices": choices, "formerly": formerly, "later": later}
+    return dataclasses.field(default=default, metadata=facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """Base of all settings: every field is checked when they are made."""
+
+    owner: ClassVar[str] = ""  # named before the field in errors, such as "guard "
+
+    def __init_subclass__(cls, **defaults: Any) -> None:
+        """Let a class line change inherited defaults: `class Tuned(GradientSettings, norm="batch")`."""
+        super().__init_subclass__()
+        for base in reversed(cls.__mro__[1:]):
+            for name, inherited in getattr(base, "__dataclass_fields__", {}).items():
+                if name in defaults:
+                    cls.__annotations__[name] = inherited.type
+                    setattr(cls, name, dataclasses.field(default=defaults[name], metadata=inherited.metadata))
+
+    def __post_init__(self) -> None:
+        types = get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            _check(self.owner, field, types[field.name], getattr(self, field.name))
+
+
+def make_settings(kind: type[C], owner: str, values: Mapping[str, Any]) -> C:
+    """Build settings from keywords; an unknown one is an error that names the nearest."""
+    valid = [field.name for field in dataclasses.fields(kind)]
+    for name in values:
+        if name not in valid:
+            raise SettingError(f"{owner} has no setting {name!r}. {did_you_mean(str(name), valid)}")
+    return kind(**values)
+
+
+def describe(kind: type[Checked]) -> list[tuple[str, Any, str]]:
+    """Return (name, default, meaning) of every setting."""
+    return [(field.name, field.default, field.metadata.get("help", "")) for field in dataclasses.fields(kind)]
+
+
+def whole_number(what: str, value: Any, least: int) -> int:
+    """Return `value` as an int, or raise when it is no whole number of at least `least`."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise SettingError(f"{what} must be a whole number of at least {least}, got {value!r}")
+    return number
+
+
+def _check(owner: str, field: "dataclasses.Field[Any]", kind: Any, value: Any) -> None:
+    low, high = field.metadata.get("low"), field.metadata.get("high")
+    choices = field.metadata.get("choices") or (get_args(kind) if get_origin(kind) is Literal else None)
+    name = f"{owner}{field.name}={value!r}"
+    if choices is not None and value not in choices:
+        raise SettingError(f"{name}: expected one of {', '.join(map(repr, choices))}")
+    if low is None and high is None:
+        if isinstance(field.default, bool) and choices is None and not isinstance(value, bool):
+            raise SettingError(f"{name}: expected True or False")
+        return
+    whole = isinstance(field.default, int)
+    expected = f"{'a whole number' if whole else 'a number'} {_range(low, high)}"
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        if value is None and field.default is None:
+            return
+        raise SettingError(f"{name} ({type(value).__name__}): expected {expected}")
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        raise SettingError(f"{name}: expected {expected}")
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if high is None:
+        return f"of at least {low}"
+    return f"of at most {high}" if low is None else f"from {low} to {high}"

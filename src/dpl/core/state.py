@@ -1,0 +1,108 @@
+"""Declared state: what a method carries from batch to batch, named once and never forgotten.
+
+Reset, snapshot, rollback and moves between devices walk the declarations, so a method cannot leave
+anything behind.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from dpl.core.errors import SnapshotError
+
+__all__ = ["Stateful"]
+
+Value = Tensor | int | float | None
+
+
+class Stateful:
+    """An object whose changing attributes are declared by name."""
+
+    def __init__(self) -> None:
+        self._values: list[str] = []
+        self._optional: set[str] = set()
+        self._modules_: dict[str, nn.Module] = {}
+        self._parts: dict[str, Stateful] = {}
+
+    def declare(self, **values: Value) -> None:
+        """Declare attributes with their first values: tensors (of any later shape), counters, or None for unset."""
+        for name, value in values.items():
+            self._values.append(name)
+            if value is None:
+                self._optional.add(name)
+            setattr(self, name, value)
+
+    def declare_module(self, name: str, module: nn.Module) -> None:
+        """Declare a network of the method's own (a teacher, a projector) as the attribute `name`."""
+        self._modules_[name] = module
+        setattr(self, name, module)
+
+    def declare_part(self, name: str, part: "Stateful") -> None:
+        """Declare an object that has declarations of its own as the attribute `name`."""
+        self._parts[name] = part
+        setattr(self, name, part)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return a copy of everything declared; values that are None are left out."""
+        state = {name: _as_tensor(getattr(self, name)) for name in self._values if getattr(self, name) is not None}
+        for name, module in self._modules_.items():
+            state |= {f"{name}.{key}": value.detach().clone() for key, value in module.state_dict().items()}
+        for name, part in self._parts.items():
+            state |= {f"{name}.{key}": value for key, value in part.state().items()}
+        return state
+
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """Raise if `state` does not fit the declarations; changes nothing."""
+        unknown = set(state)
+        for name in self._values:
+            if name not in state and name not in self._optional:
+                raise SnapshotError(f"state {name!r} is missing; this is not a state of {type(self).__name__}")
+            unknown.discard(name)
+        for name, owner in (self._modules_ | self._parts).items():
+            unknown -= {key for key in unknown if key.startswith(f"{name}.")}
+            part = {key: value for key, value in _below(state, name)}
+            if isinstance(owner, Stateful):
+                owner.check(part)
+            elif set(part) != set(owner.state_dict()):
+                raise SnapshotError(f"state of {name!r} has other parameters than {type(self).__name__} expects")
+        if unknown:
+            raise SnapshotError(f"unknown state {sorted(unknown)[:4]} for {type(self).__name__}")
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Set everything declared to a copy of `state` (checked before)."""
+        for name in self._values:
+            setattr(self, name, _like(getattr(self, name), state.get(name)))
+        for name, module in self._modules_.items():
+            module.load_state_dict(dict(_below(state, name)))
+        for name, part in self._parts.items():
+            part.restore(dict(_below(state, name)))
+
+    def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
+        """Apply a transfer (to another device or dtype) to everything declared."""
+        for name in self._values:
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                setattr(self, name, transfer(value))
+        for module in self._modules_.values():
+            module._apply(transfer)  # type: ignore[no-untyped-call]
+        for part in self._parts.values():
+            part.move(transfer)
+
+
+def _below(state: Mapping[str, Tensor], name: str) -> list[tuple[str, Tensor]]:
+    return [(key[len(name) + 1 :], value) for key, value in state.items() if key.startswith(f"{name}.")]
+
+
+def _as_tensor(value: Value) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)  # no digit may be lost
+
+
+def _like(current: Value, value: Tensor | None) -> Value:
+    if value is None:
+        return None
+    if isinstance(current, (int, float)):
+        return value.item()
+    return value.detach().clone()

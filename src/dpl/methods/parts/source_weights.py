@@ -1,0 +1,56 @@
+"""Where the trainable parameters started, for methods that return to it, are drawn to it or held near it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from dpl.core.numerics import at_least_float32
+from dpl.core.state import Stateful
+from dpl.methods.base import GradientMethod
+from dpl.methods.prototypes import DPLTerm
+
+__all__ = ["Anchor", "restart"]
+
+
+class Anchor(Stateful):
+    """A copy of the source's trainable parameters.
+
+    It never changes and is made again with the method, so it moves between devices but is no part of a snapshot.
+    """
+
+    def __init__(self, parameters: Mapping[str, Parameter]) -> None:
+        super().__init__()
+        self.parameters: list[Tensor] = list(parameters.values())
+        self.values = [parameter.detach().clone() for parameter in self.parameters]
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Set the parameters to what they were."""
+        torch._foreach_copy_(self.parameters, self.values)
+
+    @torch.no_grad()
+    def pull(self, share: float) -> None:
+        """Move the parameters towards what they were: (1 - share) now + share then."""
+        torch._foreach_lerp_(self.parameters, self.values, share)
+
+    def displacement(self) -> Tensor:
+        """Return how far each parameter is from its start, flat, with gradient."""
+        pairs = zip(self.parameters, self.values, strict=True)
+        return torch.cat([at_least_float32(now - then).reshape(-1) for now, then in pairs])
+
+    def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
+        """Follow the network to another device or dtype."""
+        self.values = [transfer(value) for value in self.values]
+
+
+def restart(method: GradientMethod[Any], anchor: Anchor, *, optimizer: bool = True) -> None:
+    """Return a running method to the source: parameters, the added loss's memory and (if asked) the optimizer."""
+    anchor.put_back()
+    if optimizer:
+        method.optimizer.restore({})
+    for term in method.terms:
+        if isinstance(term, DPLTerm):
+            term.memory = term.network.prototypes.detach().clone()

@@ -1,0 +1,82 @@
+"""Find the linear classifier of any network: its input is the feature, its rows are the prototypes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpl.core.errors import ModelError
+
+__all__ = ["find_classifier", "logits_of", "watch_classifier"]
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return the logits in a network's output: a tensor, or what Hugging Face models return."""
+    if isinstance(output, dict):
+        output = output.get("logits")
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
+        raise ModelError(f"the network returned {shape}; expected logits of shape [batch, classes]")
+    return logits
+
+
+def find_classifier(module: nn.Module, name: str | None = None) -> str:
+    """Return the name of the linear classifier without running the network.
+
+    A given name is checked. Otherwise timm's contract (`get_classifier`) is asked, on the network or on whatever it
+    wraps; then the last `nn.Linear` is assumed, which `watch_classifier` confirms or corrects on the first batch.
+    """
+    linears = _linear_layers(module)
+    if name is not None:
+        if name not in linears:
+            raise ModelError(
+                f"classifier={name!r} is not an nn.Linear of this network; its linear layers: {_listed(linears)}"
+            )
+        return name
+    for child in module.modules():
+        answer = getattr(child, "get_classifier", None)
+        head = answer() if callable(answer) else None
+        for key, layer in linears.items():
+            if layer is head:
+                return key
+    if not linears:
+        raise ModelError(
+            "no nn.Linear found in this network, and a linear classifier is needed here (timm's get_classifier() and "
+            "all submodules were searched); use a method or scope that works without, e.g. 'tent' with scope='affine'"
+        )
+    return list(linears)[-1]
+
+
+def watch_classifier(module: nn.Module, images: Tensor, guess: str) -> str:
+    """Return the name of the `nn.Linear` that made the logits of `images`, by watching one forward pass."""
+    linears = _linear_layers(module)
+    outputs: dict[str, Tensor] = {}
+
+    def remember(key: str) -> Any:
+        return lambda _module, _inputs, output: outputs.__setitem__(key, output)
+
+    handles = [layer.register_forward_hook(remember(key)) for key, layer in linears.items()]
+    try:
+        with torch.no_grad():
+            logits = logits_of(module(images))
+    finally:
+        for handle in handles:
+            handle.remove()
+    same_shape = [key for key, output in outputs.items() if output.shape == logits.shape]
+    made = [key for key in same_shape if torch.equal(outputs[key], logits)] or same_shape
+    if not made:
+        raise ModelError(
+            f"none of the linear layers ({_listed(outputs)}) made the logits {tuple(logits.shape)}; "
+            "name the classifier with classifier='...'"
+        )
+    return guess if guess in made else made[-1]
+
+
+def _linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
+    return {key: layer for key, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+
+
+def _listed(names: dict[str, Any]) -> str:
+    keys = list(names)
+    return ", ".join(keys[-6:]) if len(keys) <= 6 else "..., " + ", ".join(keys[-6:])

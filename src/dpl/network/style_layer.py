@@ -1,0 +1,91 @@
+"""Where in a network style lives, and a way to look at it or to change it there."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from dpl.core.errors import ModelError
+from dpl.network.replay import maps_in, put_maps
+
+__all__ = ["at_layer", "find_style_layer", "prefix_tokens", "run_up_to"]
+
+# The end of the first stage in common families, most specific first; each is looked for as a suffix.
+_FIRST_STAGES = (
+    "layer1",  # ResNets of torchvision, timm, CIFAR
+    "block1",  # Wide ResNets
+    "stage_1",  # CIFAR ResNeXt
+    "stages.0",  # ConvNeXt, RegNet, Hugging Face ResNet
+    "features.denseblock1",
+    "encoder.layers.encoder_layer_0",  # torchvision ViT
+    "encoder.layer.0",  # Hugging Face ViT
+    "layers.0",  # Swin
+    "blocks.0",  # timm ViT, Mixer, EfficientNet
+    "features.1",  # torchvision MobileNet, EfficientNet
+)
+
+
+def find_style_layer(module: nn.Module, name: str | None = None) -> str:
+    """Return the name of the layer whose output is restyled: the given one, or the end of the first stage."""
+    names: list[str] = [key for key, _ in module.named_modules() if key]
+    if name is not None:
+        if name in names:
+            return name
+        raise ModelError(f"style_layer={name!r} is not a module of this network; it has {', '.join(names[:12])}, ...")
+    for stage in _FIRST_STAGES:
+        for key in names:
+            if key == stage or key.endswith("." + stage):
+                return key
+    for key in names:
+        if isinstance(module.get_submodule(key), (nn.Conv2d, nn.TransformerEncoderLayer)):
+            return key
+    raise ModelError(
+        "no layer for style transfer found (no first stage, no convolution); name it with style_layer='...'"
+    )
+
+
+def prefix_tokens(module: nn.Module) -> int:
+    """Return how many leading tokens of a sequence are not image patches (class and register tokens)."""
+    for child in module.modules():
+        count = getattr(child, "num_prefix_tokens", None)
+        if isinstance(count, int):
+            return count
+    names = [name for name, _ in module.named_parameters()]
+    return sum(any(name.endswith(end) for name in names) for end in ("cls_token", "class_token", "dist_token"))
+
+
+@contextmanager
+def at_layer(module: nn.Module, layer: str, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Pass the output of `layer` through `change` inside the block."""
+
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        return put_maps(output, change(maps_in(output)))
+
+    handle = module.get_submodule(layer).register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _Reached(Exception):  # noqa: N818  (not an error)
+    """Carries a layer's output out of a forward pass that need not go on."""
+
+    def __init__(self, maps: Tensor) -> None:
+        super().__init__()
+        self.maps = maps
+
+
+def run_up_to(module: nn.Module, layer: str, images: Tensor) -> Tensor:
+    """Return the output of `layer`, and compute nothing behind it."""
+
+    def stop(maps: Tensor) -> Tensor:
+        raise _Reached(maps)
+
+    try:
+        with at_layer(module, layer, stop):
+            module(images)
+    except _Reached as reached:
+        return reached.maps
+    raise ModelError(f"style_layer={layer!r} was not used in the forward pass; name another one")

@@ -1,0 +1,74 @@
+"""What a reproduction is asked for, and what comes back."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpl.bench import Case, Context, Store
+from dpl.bench.engine import OnEvent
+from dpl.reproduce.document import Document, Item
+
+__all__ = ["Engine", "Request", "Result", "Watch"]
+
+Watch = Callable[[str, Sequence[Case], Store], AbstractContextManager[OnEvent]]
+"""Given a title, the cases and the store, shows how a run goes on."""
+Engine = Callable[[Sequence[Case], Store, Context, OnEvent], dict[str, str]]
+"""Runs cases and returns the errors by the unit's key."""
+
+
+@contextmanager
+def _silent(title: str, cases: Sequence[Case], store: Store) -> Iterator[OnEvent]:
+    yield lambda event: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Where things lie, how much is run, and who watches."""
+
+    data: Path
+    weights: Path
+    out: Path
+    """Folder for tables and figures."""
+    store: Path
+    """Folder of measured results; runs resume there."""
+    config: Path | None = None
+    """Experiment file; None: the one that belongs to the target."""
+    cache: Path | None = None
+    """Folder for decoded images; None: they are decoded each time."""
+    limit: int | None = None
+    seeds: int | None = None
+    """How many seeds; None: those of the experiment file."""
+    quick: bool = False
+    run: bool = True
+    """False: only what the store has is shown."""
+    workers: int = 1
+    threads: int = 1
+    engine: Engine | None = None
+    """What runs the cases; None: `workers` processes of this machine."""
+    watch: Watch = _silent
+    say: Callable[[str], None] = lambda text: None
+    """Takes a line about what is going on."""
+    command: str = ""
+
+    def anonymous(self, text: str) -> str:
+        """Return a text without this machine's folders: what is written may be handed on."""
+        folders = {"DATA": self.data, "WEIGHTS": self.weights, "STORE": self.store, "OUT": self.out}
+        if self.config is not None:
+            folders["CONFIG"] = self.config.parent
+        absolute = {name: str(path) for name, path in folders.items() if path.is_absolute() and len(path.parts) > 1}
+        for name, path in sorted(absolute.items(), key=lambda entry: -len(entry[1])):  # inner folders first
+            text = re.sub(rf"{re.escape(path)}(?![\w-])", name, text)
+        return text
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was written, and which runs failed and why."""
+
+    files: tuple[Path, ...]
+    document: Document | None = None
+    failed: dict[str, str] = field(default_factory=dict)
+    missing: tuple[Item, ...] = ()
+    """As in the document, with the folders of this machine."""

@@ -1,0 +1,188 @@
+"""The paper's comparison with true labels: cross-entropy against the DPL loss."""
+
+import dataclasses
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dpl.core.errors import DataError, SettingError, did_you_mean
+from dpl.data import open_benchmark
+from dpl.reproduce import paper
+from dpl.reproduce.compare import compare
+from dpl.reproduce.document import Document, Item, Setup
+from dpl.reproduce.facts import paper_notes
+from dpl.reproduce.layouts import network_name
+from dpl.reproduce.plan import data_item
+from dpl.reproduce.request import Request, Result
+from dpl.reproduce.targets import register
+from dpl.reproduce.write import write
+from dpl.training.supervised import LOSSES, EpochReport, SupervisedSpec, train_supervised
+
+__all__ = ["make_supervised"]
+
+_QUICK: dict[str, Any] = {"network": "cifar_resnet20", "epochs": 1, "limit": 2000}
+_FIELDS = tuple(field.name for field in dataclasses.fields(SupervisedSpec) if field.name not in ("loss", "seed"))
+_SILENT = "The paper names the data set and the network; optimizer, schedule, augmentation, tau, eta and beta are ours."
+
+
+@dataclass(frozen=True)
+class _Run:
+    spec: SupervisedSpec
+    record: dict[str, Any] | None
+    """What the run wrote, None where it has not ended."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.spec.loss}, seed {self.spec.seed}"
+
+
+def make_supervised(request: Request) -> Result:
+    """Train with either loss, or go on with it, and write the comparison."""
+    specs = _specs(request)
+    missing: list[Item] = []
+    if request.run:
+        absent = _absence(specs[0], request.data)
+        missing += [absent] if absent else []
+        for spec in [] if absent else specs:
+            _train(spec, request)
+    runs = [_Run(spec, _finished(_folder(spec, request))) for spec in specs]
+    missing += [Item(run.title, "not run") for run in runs if run.record is None and not missing]
+    done = [run for run in runs if run.record is not None]
+    if not done:
+        reasons = "".join(f"\n{item.lines()}" for item in missing)
+        raise DataError(f"supervised: {request.store} holds no finished run{reasons}")
+    document = _describe(done, missing, request)
+    return Result(write(document, request.out), document, missing=tuple(missing))
+
+
+def _specs(request: Request) -> list[SupervisedSpec]:
+    values = _read(request.config) if request.config is not None else {}
+    if request.quick:
+        values = _QUICK | values
+    if request.limit is not None:
+        values["limit"] = min(request.limit, values.get("limit") or request.limit)
+    return [SupervisedSpec(loss=loss, seed=seed, **values) for seed in range(request.seeds or 1) for loss in LOSSES]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read settings of the training from a file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); expected settings such as epochs: 200") from error
+    if not isinstance(content, dict):
+        raise SettingError(f"{path}: expected settings with their values, such as epochs: 200")
+    for key in content:
+        if key not in _FIELDS:
+            raise SettingError(f"{path}: unknown setting {key!r}. {did_you_mean(str(key), _FIELDS)}")
+    return content
+
+
+def _folder(spec: SupervisedSpec, request: Request) -> Path:
+    limit = "" if spec.limit is None else f"_{spec.limit}"
+    return (
+        request.store
+        / "supervised"
+        / f"{spec.dataset}_{spec.network.replace('/', '_')}{limit}_{spec.epochs}"
+        / (f"{spec.loss}_{spec.seed}")
+    )
+
+
+def _absence(spec: SupervisedSpec, data: Path) -> Item | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for split in ("train", "test"):
+                open_benchmark(spec.dataset, data, split=split)
+    except DataError as error:
+        return data_item(spec.dataset, error)
+    return None
+
+
+def _train(spec: SupervisedSpec, request: Request) -> None:
+    def tell(report: EpochReport) -> None:
+        request.say(
+            f"{spec.loss}, seed {spec.seed}: epoch {report.epoch + 1}/{spec.epochs}, loss {report.loss:.3f}, "
+            f"test accuracy {report.accuracy:.1f} %, {report.seconds:.0f} s"
+        )
+
+    train_supervised(spec, data=request.data, out=_folder(spec, request), on_epoch=tell)
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    path = folder / "train.json"
+    if not path.is_file():
+        return None
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: damaged ({error}); remove its folder to train again") from error
+    return record if record.get("result") else None
+
+
+def _describe(runs: Sequence[_Run], missing: Sequence[Item], request: Request) -> Document:
+    table = paper.load("supervised")
+    records = [(run, run.record) for run in runs if run.record is not None]
+    rows = [_row(run.spec, record) for run, record in records]
+    sessions = dict.fromkeys(
+        f"dpl {s['dpl']}, torch {s['torch']}, Python {s['python']}, {s['machine']}, {s['device']}"
+        for _, record in records
+        for s in record["sessions"]
+    )
+    return Document(
+        name="supervised",
+        title=table.title,
+        grids=(compare(table, rows),),
+        differences=_differences([run.spec for run in runs]),
+        missing=tuple(Item(i.subject, request.anonymous(i.text), request.anonymous(i.drawing)) for i in missing),
+        paper=tuple(Item(key, value) for key, value in table.protocol.items()),
+        notes=paper_notes(table),
+        setup=Setup(
+            protocol=tuple(Item(run.title, _outcome(record)) for run, record in records),
+            settings=tuple(Item(run.title, _settings(run.spec)) for run in runs),
+            versions=tuple(sessions),
+            command=request.anonymous(request.command),
+        ),
+    )
+
+
+def _row(spec: SupervisedSpec, record: dict[str, Any]) -> dict[str, Any]:
+    """Return a run as the row that the tables are made of."""
+    result = record["result"]
+    return {
+        "label": spec.loss, "section": "supervised", "dataset": spec.dataset, "domains": (spec.dataset,),
+        "seed": spec.seed, "unit": f"{spec.loss} {spec.seed}", "n": result["test_images"],
+        "accuracy": result["accuracy"],
+    }  # fmt: skip
+
+
+def _outcome(record: dict[str, Any]) -> str:
+    result = record["result"]
+    return (
+        f"{result['training_images']:,} training images, {result['test_images']:,} test images, last epoch; "
+        f"with cosines to the prototypes as scores {result['cosine_accuracy']:.1f} % are right"
+    )
+
+
+def _settings(spec: SupervisedSpec) -> str:
+    return ", ".join(f"{name}={value}" for name, value in dataclasses.asdict(spec).items() if name != "loss")
+
+
+def _differences(specs: Sequence[SupervisedSpec]) -> tuple[str, ...]:
+    spec = specs[0]
+    other = network_name(spec.network) != "resnet50"
+    found = [
+        _SILENT,
+        f"Measured with {spec.network}, the paper with ResNet-50: the figures cannot be compared." if other else "",
+        f"At most {spec.limit:,} images were used for training and for the test." if spec.limit else "",
+        f"{spec.epochs} epochs; the recipe is made for 200." if spec.epochs != SupervisedSpec.epochs else "",
+    ]
+    return tuple(text for text in found if text)
+
+
+register("supervised", paper.load("supervised").title, make_supervised)

@@ -1,0 +1,60 @@
+"""What `dpl reproduce` knows: tables and figures by name. A new one is a module in `_MODULES` that registers itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import dpl
+from dpl.core.errors import SettingError, did_you_mean
+from dpl.reproduce.request import Request, Result
+
+__all__ = ["Target", "experiment_file", "find_target", "register", "targets"]
+
+_MODULES = ("dpl.reproduce.tables", "dpl.reproduce.supervised", "dpl.reproduce.figures")
+
+Make = Callable[[Request], Result]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table or figure of the paper: its name, what it shows, and what makes it."""
+
+    name: str
+    purpose: str
+    make: Make
+
+
+_registered: dict[str, Target] = {}
+
+
+def register(name: str, purpose: str, make: Make) -> None:
+    """Add a target."""
+    _registered[name] = Target(name, purpose, make)
+
+
+def targets() -> dict[str, Target]:
+    """Return every target by its name."""
+    for module in _MODULES:
+        import_module(module)
+    return dict(_registered)
+
+
+def find_target(name: str) -> Target:
+    """Return the target of that name, or raise an error that names the nearest."""
+    known = targets()
+    if name not in known:
+        raise SettingError(f"{name!r} is no table or figure that can be reproduced. {did_you_mean(name, known)}")
+    return known[name]
+
+
+def experiment_file(name: str, given: Path | None) -> Path:
+    """Return the experiment file that was asked for, or the one that belongs to a target."""
+    if given is not None:
+        return given
+    package = Path(dpl.__file__).parent
+    places = [folder / "configs" / f"{name}.yaml" for folder in (package, package.parents[1], Path())]
+    for place in places:
+        if place.is_file():
+            return place
+    raise SettingError(f"no experiment file {name}.yaml in {places[-1].parent.resolve()}; name one with --config FILE")

@@ -1,0 +1,156 @@
+"""A client of `dpl serve` that needs nothing but the standard library (and numpy for arrays).
+
+from dpl.serve.client import Client
+camera = Client("http://127.0.0.1:8000", token="...").stream("camera-7")
+camera.predict(["a.jpg", "b.jpg"])["predictions"]
+"""
+
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpl.core.errors import DplError, InputError
+
+__all__ = ["Client", "ServeError", "StreamClient"]
+
+Images = Sequence[str | PathLike[str] | bytes]
+_LONGEST_WAIT = 30.0
+
+
+class ServeError(DplError):
+    """An answer that is an error; `status` is the HTTP status, 0 where no answer came."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}" if status else message)
+        self.status = status
+
+
+class Client:
+    """A connection to a server; a request that is refused for load (429, 503) is repeated `retries` times."""
+
+    def __init__(
+        self, url: str = "http://127.0.0.1:8000", token: str | None = None, timeout: float = 60.0, retries: int = 3
+    ) -> None:
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise InputError(f"url {url!r}: expected http:// or https://")
+        self._url, self._timeout, self._retries = url.rstrip("/"), timeout, retries
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def stream(self, name: str) -> "StreamClient":
+        """Return the stream called `name`; it begins with its first prediction."""
+        return StreamClient(self, name)
+
+    def streams(self) -> list[dict[str, Any]]:
+        """Return the status of the streams, the most recently used first."""
+        return list(self.request("GET", "/v1/streams")["streams"])
+
+    def server(self) -> dict[str, Any]:
+        """Return which model is served, how it adapts, and the limits."""
+        return self.request("GET", "/v1/server")
+
+    def health(self) -> dict[str, Any]:
+        """Return whether all is well, and what is not."""
+        return self.request("GET", "/healthz")
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Send one request and return its JSON answer; repeat it while the server is too busy."""
+        request = urllib.request.Request(  # noqa: S310 - the scheme was checked
+            self._url + path, data=body, method=method, headers={**self._headers, **(headers or {})}
+        )
+        for attempt in range(self._retries + 1):
+            try:
+                with urllib.request.urlopen(request, timeout=self._timeout) as answer:  # noqa: S310
+                    return json.load(answer)  # type: ignore[no-any-return]
+            except urllib.error.HTTPError as error:
+                if error.code not in (429, 503) or attempt == self._retries:
+                    raise ServeError(error.code, _message(error)) from None
+                time.sleep(min(_LONGEST_WAIT, float(error.headers.get("Retry-After", "1"))))
+            except urllib.error.URLError as error:
+                raise ServeError(0, f"{self._url}: {error.reason}") from error
+        raise ServeError(0, "no attempt was made; expected retries of at least 0")
+
+
+class StreamClient:
+    """One stream of a server."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client, self.name = client, name
+        self._path = f"/v1/streams/{urllib.parse.quote(name, safe='')}"
+
+    def predict(
+        self,
+        images: "Images | np.ndarray[Any, Any]",
+        *,
+        adapt: str = "auto",
+        top: int = 1,
+        probabilities: bool = False,
+    ) -> dict[str, Any]:
+        """Predict image files (paths or their bytes) or an array [N, 3, H, W] of values in 0..1, and adapt to them."""
+        query = urllib.parse.urlencode({"adapt": adapt, "top": top, "probabilities": str(probabilities).lower()})
+        if isinstance(images, np.ndarray):
+            body, headers = _raw(images)
+        else:
+            body, headers = _form(images)
+        return self._client.request("POST", f"{self._path}/predict?{query}", body, headers)
+
+    def status(self) -> dict[str, Any]:
+        """Return how the stream goes."""
+        return self._client.request("GET", self._path)
+
+    def events(self, after: int = 0) -> list[dict[str, Any]]:
+        """Return what happened since the act number `after`."""
+        return list(self._client.request("GET", f"{self._path}/events?after={after}")["events"])
+
+    def snapshot(self) -> dict[str, Any]:
+        """Put the stream's state on the server's disk."""
+        return self._client.request("POST", f"{self._path}/snapshot")
+
+    def rollback(self, to: int | None = None) -> dict[str, Any]:
+        """Return to the newest snapshot of an earlier state, or to the one with the number `to`."""
+        body = None if to is None else json.dumps({"to": to}).encode()
+        return self._client.request("POST", f"{self._path}/rollback", body, {"Content-Type": "application/json"})
+
+    def reset(self) -> dict[str, Any]:
+        """Return to the source model."""
+        return self._client.request("POST", f"{self._path}/reset")
+
+    def delete(self) -> dict[str, Any]:
+        """Forget the stream."""
+        return self._client.request("DELETE", self._path)
+
+
+def _raw(array: "np.ndarray[Any, Any]") -> tuple[bytes, dict[str, str]]:
+    shape = ",".join(map(str, array.shape))
+    body = np.ascontiguousarray(array, dtype="<f4").tobytes()
+    return body, {"Content-Type": "application/octet-stream", "X-Shape": shape}
+
+
+def _form(images: Images) -> tuple[bytes, dict[str, str]]:
+    if isinstance(images, (str, bytes, PathLike)):
+        raise InputError("images is one file: expected a list of paths or of bytes, or an array")
+    boundary = uuid.uuid4().hex
+    parts = []
+    for i, image in enumerate(images):
+        data = image if isinstance(image, bytes) else Path(image).read_bytes()
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="images"; filename="{i}"\r\n\r\n'
+        parts += [head.encode(), data, b"\r\n"]
+    parts.append(f"--{boundary}--\r\n".encode())
+    return b"".join(parts), {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return str(error.reason)

@@ -1,5 +1,0 @@
-"""Everything done to somebody else's network: on a private copy, reversible, keys unchanged."""
-
-from dpl.surgery.network import Network, Pass
-
-__all__ = ["Network", "Pass"]

@@ -1,0 +1,119 @@
+"""Where style is transferred, and that both ways of doing it leave predictions alone."""
+
+import pytest
+import torch
+
+import dpl
+from dpl.core.errors import ModelError
+from dpl.core.extras import optional
+from dpl.network.style_layer import find_style_layer, prefix_tokens
+from dpl.objectives import adain
+from nets import images, network
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("resnet18", "layer1"),
+        ("convnext_atto", "stages.0"),
+        ("vit_tiny_patch16_224", "blocks.0"),
+        ("mixer_s32_224", "blocks.0"),
+    ],
+)
+def test_finds_the_first_stage(name: str, layer: str) -> None:
+    assert find_style_layer(optional("timm", "bench").create_model(name)) == layer
+
+
+def test_counts_tokens_that_are_not_patches() -> None:
+    timm = optional("timm", "bench")
+    assert prefix_tokens(timm.create_model("vit_tiny_patch16_224")) == 1
+    assert prefix_tokens(timm.create_model("mixer_s32_224")) == 0
+    assert prefix_tokens(network("tokens")) == 1
+
+
+def test_a_given_layer_is_checked() -> None:
+    with pytest.raises(ModelError, match="style_layer='layer9'"):
+        dpl.adapt(network(), "dpl_dagger", style_layer="layer9")
+    assert dpl.adapt(network(), "dpl_dagger", style_layer="layer2").method.styling.layer == "layer2"
+
+
+@pytest.mark.parametrize("kind", ["batch", "tokens", "group"])
+@pytest.mark.parametrize("style", ["two_pass", "carry_over"])
+@pytest.mark.parametrize("norm", ["running", "batch", 0.3])
+def test_predictions_are_those_without_style_transfer(kind: str, style: str, norm) -> None:
+    """Before any update the same logits must come out, carried or restyled copies or not."""
+    settings = {"confidence": 0.45, "norm": norm, "lr": 0.0}
+    plain = dpl.adapt(network(kind), "dpl", **settings)
+    styled = dpl.adapt(network(kind), "dpl", style=style, **settings)
+    for seed in range(3):
+        assert torch.allclose(plain(images(seed=seed)), styled(images(seed=seed)), atol=1e-5)
+
+
+def middle_confidence(model_kind: str) -> float:
+    """A threshold that makes half of the first batch confident."""
+    return float(network(model_kind)(images()).detach().softmax(1).max(1).values.median())
+
+
+@pytest.mark.parametrize("kind", ["batch", "tokens"])
+def test_the_second_pass_shows_confident_samples_in_an_unconfident_style(kind: str) -> None:
+    alpha = middle_confidence(kind)
+    model = dpl.adapt(network(kind), "dpl_dagger", confidence=alpha)
+    seen = outputs_of(model, model.method.styling.layer, images())
+    first, content = seen[-2:]  # a look at few images comes before the first batch
+    confident = network(kind)(images()).softmax(1).max(1).values > alpha
+    assert len(content) == int(confident.sum())
+    skip = model.method.styling.prefix  # class tokens
+    first, content = (maps[:, skip:] if maps.ndim == 3 else maps for maps in (first, content))
+    assert all(made_by_adain(copy, own, first[~confident]) for copy, own in zip(content, first[confident], strict=True))
+
+
+def outputs_of(model: dpl.AdaptiveModel, layer: str, batch: torch.Tensor) -> list[torch.Tensor]:
+    seen: list[torch.Tensor] = []
+    hook = model.model.get_submodule(layer).register_forward_hook(lambda _m, _i, out: seen.append(out.detach()))
+    model(batch)
+    hook.remove()
+    return seen
+
+
+def made_by_adain(copy: torch.Tensor, own: torch.Tensor, donors: torch.Tensor) -> bool:
+    return any(torch.allclose(copy[None], adain(own[None], donor[None]), atol=1e-4) for donor in donors)
+
+
+def test_restyled_copies_are_made_by_adain_from_donors() -> None:
+    model = dpl.adapt(network(), "dpl", style="carry_over", confidence=middle_confidence("batch"), lr=0.0)
+    model(images())
+    carried = model.method.styling.carried
+    assert carried is not None
+    unconfident = network()(images()).softmax(1).max(1).values <= middle_confidence("batch")
+    assert torch.equal(carried, images()[unconfident])
+    originals, lenders, copies = outputs_of(model, "layer1", images(seed=1))[-3:]
+    confident = network()(images(seed=1)).softmax(1).max(1).values > middle_confidence("batch")
+    assert 0 < len(copies) == int(confident.sum())
+    assert len(lenders) <= min(len(carried), len(copies)), "only images whose style is used are looked at"
+    donors = network().layer1(carried).detach()
+    assert all(made_by_adain(c, o, donors) for c, o in zip(copies, originals[confident], strict=True))
+
+
+@pytest.mark.parametrize("source", ["unconfident", "all", "confident"])
+def test_style_from_chooses_the_donors(source: str) -> None:
+    alpha = middle_confidence("batch")
+    model = dpl.adapt(network(), "dpl", style="carry_over", style_from=source, confidence=alpha, lr=0.0)
+    model(images())
+    confident = network()(images()).softmax(1).max(1).values > alpha
+    expected = {"unconfident": ~confident, "all": confident | True, "confident": confident}[source]
+    assert torch.equal(model.method.styling.carried, images()[expected])
+
+
+@pytest.mark.parametrize("style", ["two_pass", "carry_over"])
+@pytest.mark.parametrize("confidence", [0.0, 1.0])
+def test_without_donors_or_without_confident_samples_it_is_plain_dpl(style: str, confidence: float) -> None:
+    plain = dpl.adapt(network(), "dpl", confidence=confidence)
+    styled = dpl.adapt(network(), "dpl", style=style, confidence=confidence)
+    for seed in range(3):
+        assert torch.allclose(plain(images(seed=seed)), styled(images(seed=seed)), atol=1e-6)
+
+
+def test_another_image_size_drops_the_carried_images() -> None:
+    model = dpl.adapt(network(), "dpl", style="carry_over", confidence=middle_confidence("batch"))
+    model(images())
+    assert model(images(4, size=12)).shape == (4, 5)

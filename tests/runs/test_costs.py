@@ -1,0 +1,88 @@
+"""What adaptation costs, counted."""
+
+import subprocess
+import sys
+
+import torch
+from torch import nn
+
+import dpl
+from dpl.runs.costs import SAMPLE_EVERY, Work, environment
+from dpl.runs.record import FolderRecord, record_path
+
+
+def count(step, images: int = 4) -> float:
+    work = Work()
+    for _ in range(2):  # the second batch is the first that is counted
+        with work.counted(images):
+            step()
+    return 1e9 * work.gflops_per_image
+
+
+def test_a_linear_layer_is_two_operations_for_each_weight() -> None:
+    layer, images = nn.Linear(30, 20), torch.rand(4, 30)
+    assert count(lambda: layer(images)) == 2 * 30 * 20
+
+
+def test_backward_of_a_grouped_convolution_is_as_much_again_for_each_gradient() -> None:
+    layer = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+    images = torch.rand(4, 8, 6, 6, requires_grad=True)
+    forward = 2 * 8 * 36 * 9
+    assert count(lambda: layer(images)) == forward
+    assert count(lambda: layer(images).sum().backward()) == 3 * forward
+    fixed = images.detach()
+    assert count(lambda: layer(fixed).sum().backward()) == 2 * forward
+
+
+def test_counting_changes_no_answer_and_takes_a_sample() -> None:
+    layer, images = nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8)
+    work, plain = Work(), layer(images)
+    for _ in range(SAMPLE_EVERY):
+        with work.counted(2):
+            counted = layer(images)
+        assert torch.equal(counted, plain)
+    assert work._images == 2
+    assert Work().gflops_per_image is None
+
+
+def test_the_peak_is_seen_after_it_is_gone() -> None:
+    """In a process of its own: here memory that other tests freed may be used again."""
+    code = (
+        "import torch; from dpl.runs.costs import forget_peak, peak_memory; forget_peak(); before = peak_memory();"
+        "torch.ones(60_000_000).sum(); print(peak_memory() - before)"
+    )
+    grown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert int(grown) > 150e6
+
+
+def test_the_environment_names_versions_and_threads() -> None:
+    found = environment()
+    assert found["dpl"] == dpl.__version__
+    assert found["torch"] == torch.__version__
+    assert found["threads"] == torch.get_num_threads()
+
+
+class Small(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+
+def test_a_record_keeps_the_guards_events_and_goes_on_after_a_stop(tmp_path) -> None:
+    torch.manual_seed(0)
+    model = dpl.adapt(Small(), "pl", guard=True)
+    images = torch.rand(6, 3, 8, 8)
+    images[2] = float("nan")
+    out = tmp_path / "p.csv"
+    record = FolderRecord.begin(out, {"network": "small"}, model, resumed=False)
+    for _ in range(2):
+        model(images)
+        record.note(model, 6, 0.5)
+    record.write({"images": 10}, 12)
+    assert [event["action"] for event in record.events if event["action"] == "set_aside"] == ["set_aside"] * 2
+    again = FolderRecord.begin(out, {"network": "small"}, model, resumed=True)
+    assert (again.seconds, again.images) == (1.0, 12)
+    assert again.events == record.events
+    model.reset()  # an earlier state: what came after it is not remembered
+    assert FolderRecord.begin(out, {}, model, resumed=True).events == []
+    record_path(out).write_text("{")
+    assert FolderRecord.begin(out, {}, model, resumed=True).seconds == 0
