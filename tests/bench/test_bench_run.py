@@ -10,10 +10,12 @@ from data.make import make_cifar, make_pacs
 from dpl.backbones import create
 from dpl.bench import SourceData, run_unit
 from dpl.bench.context import SourceBatches
-from dpl.bench.images import joined, make_transform, open_parts
+from dpl.bench.images import open_parts
 from dpl.core.errors import DataError, SettingError
 from dpl.data import ImageSet, open_benchmark
 from dpl.data.corruptions import corrupt
+from dpl.data.sets import joined
+from dpl.data.transforms import make_transform
 from dpl.streams import domainbed_split
 
 

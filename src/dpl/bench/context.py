@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from dpl.backbones import create
-from dpl.bench.images import Part, joined, make_transform, part_of
+from dpl.bench.images import Part, part_of
 from dpl.bench.unit import SourceData, Unit
 from dpl.core.errors import DataError
 from dpl.data import Benchmark, DataWarning, ImageSet, batches, open_benchmark, open_folder
+from dpl.data.sets import joined
+from dpl.data.transforms import make_transform
 from dpl.model.adaptive import AdaptiveModel, adapt
 from dpl.streams.orders import seeded
 

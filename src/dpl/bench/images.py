@@ -1,30 +1,27 @@
 """From a unit to its images: which of a data set are streamed, in segments, as batches."""
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from dpl.bench.unit import Unit
-from dpl.core.errors import DataError, SettingError
-from dpl.data import Batch, ImageSet, batches, resize_crop, square, unchanged
+from dpl.core.errors import DataError
+from dpl.data import Batch, ImageSet, batches, unchanged
 from dpl.data.corruptions.regenerate import corrupted_pixels, regenerated
 from dpl.data.facts import CORRUPTIONS, DOMAIN_FOLDERS, DOMAINNET126_COUNTS, EXTRA_CORRUPTIONS
-from dpl.data.sets import Indices
-from dpl.data.sets import Source as ImageSource
-from dpl.data.transforms import Evaluation
+from dpl.data.sets import Indices, joined
+from dpl.data.transforms import make_transform
 from dpl.streams import Domain, Segment, domainbed_split
 
 if TYPE_CHECKING:
     from dpl.bench.context import Context
 
 __all__ = [
-    "CLEAN", "CORRUPTED", "DOMAINS", "Part", "Streamed", "check_data", "joined", "known_domains", "make_transform",
-    "open_parts", "part_of", "segment_batches", "streamed_image",
+    "CLEAN", "CORRUPTED", "DOMAINS", "Part", "Streamed", "check_data", "known_domains", "open_parts", "part_of",
+    "segment_batches", "streamed_image",
 ]  # fmt: skip
 
 # Data sets by what their domains are.
@@ -56,22 +53,6 @@ def known_domains(dataset: str, corrupted: bool) -> tuple[str, ...]:
     if dataset in DOMAINS:
         return DOMAINS[dataset]
     return (*CORRUPTIONS, *EXTRA_CORRUPTIONS) if corrupted or dataset in CORRUPTED else (CLEAN[dataset],)
-
-
-def make_transform(text: str) -> Evaluation:
-    """Return the transform: `unchanged`, `square 224`, `square 256 crop 224` or `resize 256 crop 224`."""
-    match text.split():
-        case ["unchanged"]:
-            return unchanged()
-        case ["square", size] if size.isdecimal():
-            return square(int(size))
-        case ["square", size, "crop", crop] if size.isdecimal() and crop.isdecimal():
-            return square(int(size), crop=int(crop))
-        case ["resize", size, "crop", crop] if size.isdecimal() and crop.isdecimal():
-            return resize_crop(int(size), int(crop))
-    raise SettingError(
-        f"transform: {text!r}; expected 'unchanged', 'square 224', 'square 256 crop 224' or 'resize 256 crop 224'"
-    )
 
 
 def open_parts(unit: Unit, context: "Context") -> list[Part]:
@@ -160,47 +141,6 @@ def segment_batches(segment: Segment, parts: Sequence[Part], unit: Unit, context
     rows = offsets[segment.indices[:, 0]] + segment.indices[:, 1]
     transform = unchanged() if unit.corrupt is not None else make_transform(unit.transform)
     return batches(chosen, rows, transform, unit.batch_size, workers=context.workers, cache=context.decoded)
-
-
-def joined(sets: Sequence[ImageSet]) -> ImageSet:
-    """Return several sets of the same classes as one, one after the other."""
-    if len(sets) == 1:
-        return sets[0]
-    labels = np.concatenate([image_set.labels for image_set in sets])
-    return ImageSet(" + ".join(s.name for s in sets), sets[0].classes, labels, _Chain(tuple(s.source for s in sets)))
-
-
-@dataclass(frozen=True, eq=False)
-class _Chain:
-    """Several sources one after the other."""
-
-    sources: tuple[ImageSource, ...]
-    rows: Indices | None = None
-
-    def __len__(self) -> int:
-        return sum(map(len, self.sources)) if self.rows is None else len(self.rows)
-
-    def load(self, index: int) -> Image.Image:
-        source, row = self._place(index)
-        return source.load(row)
-
-    def where(self, index: int) -> str:
-        source, row = self._place(index)
-        return source.where(row)
-
-    def take(self, indices: Indices) -> "_Chain":
-        return replace(self, rows=indices if self.rows is None else self.rows[indices])
-
-    def identity(self) -> Iterator[bytes]:
-        yield b"all" if self.rows is None else self.rows.tobytes()
-        for source in self.sources:
-            yield from source.identity()
-
-    def _place(self, index: int) -> tuple[ImageSource, int]:
-        row = index if self.rows is None else int(self.rows[index])
-        starts = [0, *accumulate(len(source) for source in self.sources)]
-        number = bisect_right(starts, row) - 1
-        return self.sources[number], row - starts[number]
 
 
 def check_data(units: Iterable[Unit], context: "Context") -> list[str]:

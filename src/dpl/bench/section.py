@@ -9,10 +9,11 @@ from typing import Any
 
 import yaml
 
-from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, make_transform
+from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS
 from dpl.bench.selection import PAPER_GRID
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.data.sets import plain
+from dpl.data.transforms import make_transform
 from dpl.streams import PROTOCOLS
 
 __all__ = ["LEAVE_ONE_OUT", "SINGLE_SOURCE", "MethodEntry", "Section", "read_sections"]

@@ -52,9 +52,9 @@ def _arrays(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _folder(args: argparse.Namespace) -> dict[str, Any]:
-    from dpl.bench.images import make_transform
     from dpl.data.corruptions import SEVERITIES, corrupt_folder
     from dpl.data.images import image_names
+    from dpl.data.transforms import make_transform
 
     severities = SEVERITIES if args.severities is None else [_whole(word) for word in args.severities.split(",")]
     count = len(image_names(args.source, recursive=True)) if args.source.is_dir() else 1

@@ -1,8 +1,10 @@
 """What a data set is here: labelled images that lie in files or in one array, and benchmarks made of them."""
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +25,7 @@ __all__ = [
     "Source",
     "checked_indices",
     "choose_domains",
+    "joined",
     "plain",
 ]
 
@@ -188,6 +191,47 @@ class ImageSet:
         """Return the set of these images, in this order."""
         chosen = checked_indices(indices, len(self))
         return replace(self, labels=self.labels[chosen], source=self.source.take(chosen))
+
+
+def joined(sets: Sequence[ImageSet]) -> ImageSet:
+    """Return several sets of the same classes as one, one after the other."""
+    if len(sets) == 1:
+        return sets[0]
+    labels = np.concatenate([image_set.labels for image_set in sets])
+    return ImageSet(" + ".join(s.name for s in sets), sets[0].classes, labels, _Chain(tuple(s.source for s in sets)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Chain:
+    """Several sources one after the other."""
+
+    sources: tuple[Source, ...]
+    rows: Indices | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources)) if self.rows is None else len(self.rows)
+
+    def load(self, index: int) -> Image.Image:
+        source, row = self._place(index)
+        return source.load(row)
+
+    def where(self, index: int) -> str:
+        source, row = self._place(index)
+        return source.where(row)
+
+    def take(self, indices: Indices) -> "_Chain":
+        return replace(self, rows=indices if self.rows is None else self.rows[indices])
+
+    def identity(self) -> Iterator[bytes]:
+        yield b"all" if self.rows is None else self.rows.tobytes()
+        for source in self.sources:
+            yield from source.identity()
+
+    def _place(self, index: int) -> tuple[Source, int]:
+        row = index if self.rows is None else int(self.rows[index])
+        starts = [0, *accumulate(len(source) for source in self.sources)]
+        number = bisect_right(starts, row) - 1
+        return self.sources[number], row - starts[number]
 
 
 def checked_indices(indices: ArrayLike | None, length: int) -> Indices:

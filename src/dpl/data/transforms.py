@@ -17,7 +17,10 @@ from torch import Tensor
 from dpl.core.errors import DataError, SettingError
 from dpl.data.images import MAX_PIXELS
 
-__all__ = ["Augmentation", "Evaluation", "Transform", "resize_crop", "square", "to_float", "training", "unchanged"]
+__all__ = [
+    "Augmentation", "Evaluation", "Transform", "make_transform", "resize_crop", "square", "to_float", "training",
+    "unchanged",
+]  # fmt: skip
 
 Pixels = NDArray[np.uint8]
 _BILINEAR = Image.Resampling.BILINEAR
@@ -104,6 +107,22 @@ def resize_crop(resize: int, crop: int) -> Evaluation:
 def unchanged() -> Evaluation:
     """Leave the pixels as they are: for arrays, and for files that have the network's size already."""
     return Evaluation()
+
+
+def make_transform(text: str) -> Evaluation:
+    """Return the transform: `unchanged`, `square 224`, `square 256 crop 224` or `resize 256 crop 224`."""
+    match text.split():
+        case ["unchanged"]:
+            return unchanged()
+        case ["square", size] if size.isdecimal():
+            return square(int(size))
+        case ["square", size, "crop", crop] if size.isdecimal() and crop.isdecimal():
+            return square(int(size), crop=int(crop))
+        case ["resize", size, "crop", crop] if size.isdecimal() and crop.isdecimal():
+            return resize_crop(int(size), int(crop))
+    raise SettingError(
+        f"transform: {text!r}; expected 'unchanged', 'square 224', 'square 256 crop 224' or 'resize 256 crop 224'"
+    )
 
 
 def training(size: int) -> "Augmentation":
