@@ -22,7 +22,7 @@ def inner(model: dpl.AdaptiveModel) -> dict[str, Tensor]:
 
 def frozen_model(**guard: Any) -> dpl.AdaptiveModel:
     """Batch statistics meet a stream of one class."""
-    model = dpl.adapt(streams.network(), "tent", guard={"wait": 64, **guard})
+    model = dpl.adapt(streams.network(), "tent", guard={"freeze_rows": 64, **guard})
     for batch, _ in streams.one_class("noise", 96):
         model(batch)
     assert model.guard.frozen
@@ -45,11 +45,13 @@ def test_without_a_guard_nothing_is_different() -> None:
 @pytest.mark.parametrize(
     ("guard", "message"),
     [
-        ({"evry": 2}, "Did you mean 'every'"),
-        ({"every": 0}, "every=0"),
-        ({"share": 1.5}, "at most 1"),
-        ({"every": 2.5}, "whole number"),
+        ({"compare_evry": 2}, "Did you mean 'compare_every'"),
+        ({"compare_every": 0}, "guard compare_every=0"),
+        ({"compare_share": 1.5}, "from 0 to 1"),
+        ({"compare_every": 2.5}, "whole number"),
         ({"limit": True}, "expected a number"),
+        ({"high": "1"}, "guard high='1'"),
+        ({"low": float("nan")}, "guard low=nan"),
         ("yes", "guard='yes'"),
     ],
 )
@@ -59,7 +61,7 @@ def test_wrong_settings_are_named(guard: Any, message: str) -> None:
 
 
 def test_settings_come_as_an_object_too() -> None:
-    assert dpl.adapt(network(), guard=GuardSettings(every=7)).guard.settings.every == 7
+    assert dpl.adapt(network(), guard=GuardSettings(compare_every=7)).guard.settings.compare_every == 7
 
 
 def test_bad_rows_are_set_aside_and_explained() -> None:
@@ -166,7 +168,7 @@ def test_rows_that_overflow_inside_the_network_are_set_aside_too() -> None:
 
 
 def test_harm_freezes_and_the_source_answers() -> None:
-    model = frozen_model(wait=10_000)
+    model = frozen_model(freeze_rows=10_000)
     source, batch = streams.network(), streams.iid("noise", 32)[0][0]
     with torch.no_grad():
         expected = source(batch)
@@ -189,7 +191,7 @@ def test_a_frozen_model_is_reset_and_thaws_after_its_trial() -> None:
 
 
 def test_held_without_a_healthy_state_the_source_answers_until_a_trial_is_passed() -> None:
-    model, source = dpl.adapt(streams.network(), "pl", guard={"patience": 64}), streams.network()
+    model, source = dpl.adapt(streams.network(), "pl", guard={"few_class_rows": 64}), streams.network()
     for batch, _ in streams.one_class("noise", 32 * 8):
         model(batch)
     assert model.guard.counts["hold"] == 1
@@ -205,7 +207,7 @@ def test_held_without_a_healthy_state_the_source_answers_until_a_trial_is_passed
 
 def test_a_trial_without_gain_is_not_passed() -> None:
     """LAME pulls the answers of a shuffled batch together: it loses a little, too little for an alarm by itself."""
-    model = dpl.adapt(streams.network(), "lame", guard={"patience": 64})
+    model = dpl.adapt(streams.network(), "lame", guard={"few_class_rows": 64})
     for batch, _ in streams.one_class("noise", 64 * 8, size=64) + streams.iid("noise", 64 * 16, size=64):
         model(batch)
     assert model.guard.counts["hold"] == 1
@@ -214,7 +216,7 @@ def test_a_trial_without_gain_is_not_passed() -> None:
 
 
 def test_a_sudden_change_is_looked_at_at_once() -> None:
-    model = dpl.adapt(streams.network(), "norm", guard={"every": 1000})
+    model = dpl.adapt(streams.network(), "norm", guard={"compare_every": 1000})
     for batch, _ in streams.iid("noise", 32 * 12):
         model(batch)
     assert model.last["guard"]["signals"] is None
@@ -223,7 +225,7 @@ def test_a_sudden_change_is_looked_at_at_once() -> None:
 
 
 def test_a_settled_model_is_rolled_back_to_its_last_healthy_state() -> None:
-    model = dpl.adapt(streams.network(), "tent", guard={"relapse": 512})
+    model = dpl.adapt(streams.network(), "tent", guard={"forget_after": 512})
     batches = [images for images, _ in streams.iid("noise", 32 * 36)]
     for batch in batches[:30]:
         model(batch)
@@ -272,7 +274,7 @@ def test_looks_report_their_signals() -> None:
 
 
 def test_later_looks_are_at_some_rows_of_some_batches() -> None:
-    model, seen = dpl.adapt(streams.network(), "tent", guard={"every": 3, "share": 0.25}), []
+    model, seen = dpl.adapt(streams.network(), "tent", guard={"compare_every": 3, "compare_share": 0.25}), []
     for batch, _ in streams.iid("noise", 64 * 10, size=64):
         model(batch)
         signals = model.last["guard"]["signals"]

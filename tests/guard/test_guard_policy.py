@@ -48,7 +48,7 @@ def test_one_batch_can_go_all_the_way() -> None:
 
 
 def test_each_freeze_lasts_twice_as_long_up_to_a_limit() -> None:
-    made, waits = ladder(wait=10), []
+    made, waits = ladder(freeze_rows=10), []
     for _ in range(9):
         made.freeze()
         waits.append(made.waiting)
@@ -60,13 +60,13 @@ def test_each_freeze_lasts_twice_as_long_up_to_a_limit() -> None:
 
 
 def test_what_was_lost_slowly_is_not_tried_again_soon() -> None:
-    made = ladder(wait=10)
+    made = ladder(freeze_rows=10)
     assert list(made.climb(False, slowly=True)) == [FREEZE]
     assert made.waiting == 80
 
 
 def test_standing_back_has_no_wait_and_counts_as_no_freeze() -> None:
-    made = ladder(patience=10)
+    made = ladder(few_class_rows=10)
     assert [made.see_classes(True, False, 60) for _ in range(2)] == [None, "hold"]
     made.stand_back()
     assert made.frozen
@@ -75,7 +75,7 @@ def test_standing_back_has_no_wait_and_counts_as_no_freeze() -> None:
 
 
 def test_a_freeze_is_waited_out() -> None:
-    made = ladder(wait=10)
+    made = ladder(freeze_rows=10)
     made.freeze()
     made.let_pass(6)
     assert made.waiting == 4
@@ -85,7 +85,7 @@ def test_a_freeze_is_waited_out() -> None:
 
 
 def test_learning_is_held_after_patience_and_released() -> None:
-    made = ladder(patience=100)
+    made = ladder(few_class_rows=100)
     seen = [made.see_classes(poor, False, 60) for poor in (True, False, True, True, True, True)]
     assert seen == [None, None, None, None, "hold", None]
     assert made.holding
@@ -94,7 +94,7 @@ def test_learning_is_held_after_patience_and_released() -> None:
 
 
 def test_a_stretch_that_adaptation_enriches_is_learnt_from_and_forgotten_when_it_ends() -> None:
-    made = ladder(patience=100)
+    made = ladder(few_class_rows=100)
     assert [made.see_classes(True, True, 60) for _ in range(5)] == [None] * 5
     assert made.see_classes(False, True, 60) == "forget"
     assert made.see_classes(False, False, 60) is None

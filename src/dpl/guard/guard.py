@@ -157,9 +157,9 @@ class Guard(Stateful):
         young = self.looked < _FRESH or self._on_probation(logits)
         if young or surprise or self.health.uneasy or not self.health.shuffled:
             return torch.arange(count, device=device)
-        if self.unlooked < self.settings.every:
+        if self.unlooked < self.settings.compare_every:
             return None
-        some = min(count, max(SMALL, math.ceil(self.settings.share * count)))
+        some = min(count, max(SMALL, math.ceil(self.settings.compare_share * count)))
         first = self.batches % max(1, count // some)
         return (torch.arange(some, device=device) * count // some + first).clamp(max=count - 1)
 
@@ -247,7 +247,7 @@ class Guard(Stateful):
         """Serve the source; after the wait, try the reset model beside it, now and then in a stream of few classes."""
         source = self.source(images)
         self.unlooked += 1
-        if self.ladder.waiting > 0 or (self.unlooked < self.settings.every and not self.health.shuffled):
+        if self.ladder.waiting > 0 or (self.unlooked < self.settings.compare_every and not self.health.shuffled):
             self.health.watch(source)
         else:
             self.unlooked = 0

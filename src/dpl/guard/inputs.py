@@ -44,7 +44,7 @@ class RowCheck(Stateful):
         smallest, largest = torch.aminmax(images.detach().flatten(1), dim=1)
         peak = torch.maximum(-smallest, largest)  # NaN stays NaN, and no comparison accepts it
         usual = _median(peak[peak <= _ABSURD]) if self.usual is None else float(self.usual)
-        limit = min(self.settings.spread * usual, _ABSURD)
+        limit = min(self.settings.max_peak_factor * usual, _ABSURD)
         accepted = peak <= limit
         if self.settings.low is not None:
             accepted &= smallest >= self.settings.low

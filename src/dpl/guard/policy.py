@@ -48,9 +48,9 @@ class Ladder(Stateful):
         """Count rows that went by; old trouble is forgotten."""
         self.calm += rows
         self.waiting = max(0, self.waiting - rows)
-        if self.calm >= self.settings.relapse and not self.frozen:
+        if self.calm >= self.settings.forget_after and not self.frozen:
             self.rung = 0
-            if self.calm >= _HYSTERESIS * self.settings.relapse:
+            if self.calm >= _HYSTERESIS * self.settings.forget_after:
                 self.freezes = 0
 
     def climb(self, has_healthy_state: bool, slowly: bool = False) -> Iterator[str]:
@@ -69,7 +69,7 @@ class Ladder(Stateful):
         """Wait before the model is tried again, each time twice as long."""
         self.frozen, self.holding, self.poor, self.calm = 1, 0, 0, 0
         self.freezes += _SLOW_DOUBLINGS if slowly else 0
-        self.waiting = self.settings.wait * 2 ** min(self.freezes, _MOST_DOUBLINGS)
+        self.waiting = self.settings.freeze_rows * 2 ** min(self.freezes, _MOST_DOUBLINGS)
         self.freezes += 1
 
     def stand_back(self) -> None:
@@ -86,7 +86,7 @@ class Ladder(Stateful):
         Learning is held once the stretch has lasted too long, unless adaptation itself makes it richer (then the
         source may have been wrong about it). What was learnt in a long stretch is forgotten when it ends.
         """
-        long = self.poor > self.settings.patience
+        long = self.poor > self.settings.few_class_rows
         self.poor = self.poor + rows if poor else 0
         if self.holding:
             self.holding = int(poor)

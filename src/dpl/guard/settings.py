@@ -1,63 +1,43 @@
-"""What the guard can be told; every threshold is relative to the frozen source network on the same images."""
+"""Settings of the guard. Every threshold is relative to the frozen source model on the same images."""
 
-import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from dpl.core.errors import SettingError, did_you_mean
-from dpl.core.settings import setting
+from dpl.core.errors import SettingError
+from dpl.core.settings import Checked, make_settings, setting
 
 __all__ = ["GuardSettings", "guard_settings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuardSettings:
+class GuardSettings(Checked):
     """Settings of the guard; the defaults were chosen once and hold for every method."""
 
-    every: int = setting(12, "look at the source's answers in every so-many-th batch", low=1)
-    share: float = setting(0.75, "share of a batch's rows looked at then (at least 8 rows)", low=0, high=1)
-    allowance: float = setting(0.02, "answers lost against the source that are tolerated, a row", low=0, high=1)
-    limit: float = setting(8.0, "estimated answers lost beyond the allowance at which the guard acts", low=0)
-    memory: int = setting(128, "rows over which the balance of classes is remembered", low=8)
-    min_classes: float = setting(0.3, "a stream that shows fewer than this share of the classes is poor", low=0, high=1)
-    patience: int = setting(256, "rows of a poor stream after which learning is held", low=0)
-    relapse: int = setting(4096, "rows without trouble after which the guard forgets the last one", low=1)
-    wait: int = setting(2048, "rows that a freeze lasts at least; it doubles with every relapse", low=1)
-    spread: float = setting(4.0, "rows brighter than this many times the usual peak value are set aside", low=1)
-    low: float | None = setting(None, "smallest pixel value of a valid row, if you know it")
-    high: float | None = setting(None, "largest pixel value of a valid row, if you know it")
+    owner: ClassVar[str] = "guard "
+
+    compare_every: int = setting(12, "compare with the source model in every N-th batch", low=1)
+    compare_share: float = setting(0.75, "share of a batch that is then compared (at least 8 images)", low=0, high=1)
+    allowance: float = setting(0.02, "share of the predictions that may be lost without being counted", low=0, high=1)
+    limit: float = setting(8.0, "estimated predictions lost beyond the allowance at which the guard acts", low=0)
+    memory: int = setting(128, "images over which the class balance is averaged", low=8)
+    min_classes: float = setting(0.3, "a stream shows few classes below this share of them", low=0, high=1)
+    few_class_rows: int = setting(256, "images with few classes after which adaptation is paused", low=0)
+    forget_after: int = setting(4096, "images without trouble after which the last action no longer counts", low=1)
+    freeze_rows: int = setting(2048, "images that a freeze lasts at least; doubles with every further freeze", low=1)
+    max_peak_factor: float = setting(4.0, "images brighter than this many times the usual peak are excluded", low=1)
+    low: float | None = setting(None, "smallest valid pixel value, if you know it", low=-math.inf, high=math.inf)
+    high: float | None = setting(None, "largest valid pixel value, if you know it", low=-math.inf, high=math.inf)
     log: int = setting(256, "events kept in `guard.events`", low=1)
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _check(field, getattr(self, field.name))
 
-
-def guard_settings(guard: "bool | GuardSettings | Mapping[str, Any] | None") -> GuardSettings | None:
+def guard_settings(guard: bool | GuardSettings | Mapping[str, Any] | None) -> GuardSettings | None:
     """Return the settings that `guard=` asks for: False or None for no guard, True for the defaults."""
     if guard is None or guard is False:
         return None
-    if guard is True:
-        return GuardSettings()
     if isinstance(guard, GuardSettings):
         return guard
-    if not isinstance(guard, Mapping):
+    if guard is not True and not isinstance(guard, Mapping):
         raise SettingError(f"guard={guard!r}: expected True, False, dpl.guard.GuardSettings or a mapping of its fields")
-    valid = [field.name for field in dataclasses.fields(GuardSettings)]
-    for name in guard:
-        if name not in valid:
-            raise SettingError(f"the guard has no setting {name!r}. {did_you_mean(str(name), valid)}")
-    return GuardSettings(**guard)
-
-
-def _check(field: "dataclasses.Field[Any]", value: Any) -> None:
-    low, high = field.metadata["low"], field.metadata["high"]
-    if value is None and field.default is None:
-        return
-    whole = isinstance(field.default, int)
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        raise SettingError(f"guard {field.name}={value!r}: expected a {'whole ' if whole else ''}number")
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        top = "" if high is None else f" and at most {high}"
-        raise SettingError(f"guard {field.name}={value!r}: expected at least {low}{top}")
+    return make_settings(GuardSettings, "the guard", {} if guard is True else guard)
