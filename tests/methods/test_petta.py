@@ -10,7 +10,7 @@ from torch import Tensor
 
 import dpl
 from dpl.core.errors import SettingError
-from dpl.memory.bank import oldest_first
+from dpl.memory.bank import occupied_by_age
 from dpl.methods.rotta import robust_pass
 from dpl.network import Network
 from parity.tiny import Roll, source_images, stream, tiny_network
@@ -86,7 +86,7 @@ def test_equals_the_algorithm_written_as_loops(loss: str) -> None:
         g = reference.divergence(out.logits.argmax(1), out.z)
         divergences.append(g.item())
         assert adaptive.last.divergence == pytest.approx(g.item(), abs=1e-7)
-        reference.update(method.samples[oldest_first(method.slots)], g)
+        reference.update(method.samples[occupied_by_age(method.slots)], g)
     assert divergences[0] == 0  # the moving means start at the source's
     assert divergences[-1] > 1e-3
     for ours, expected in ((adaptive.model, reference.student), (method.teacher, reference.teacher)):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import dpl
 from dpl.core.errors import InputError
-from dpl.memory.bank import oldest_first
+from dpl.memory.bank import occupied_by_age
 from dpl.methods.rotta import robust_pass
 from dpl.network import Network
 from parity.tiny import stream, tiny_network
@@ -69,7 +69,7 @@ def test_the_bank_does_not_depend_on_how_the_stream_is_cut() -> None:
     whole(IMAGES[:200])
     for part in IMAGES[:200].split([1, 2, 50, 147]):
         cut(part)
-    one, other = (model.method.samples[oldest_first(model.method.slots)] for model in (whole, cut))
+    one, other = (model.method.samples[occupied_by_age(model.method.slots)] for model in (whole, cut))
     assert torch.equal(one, other)
     assert torch.equal(whole.method.ages.sort().values, cut.method.ages.sort().values)
 

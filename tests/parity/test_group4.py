@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import dpl
-from dpl.memory.bank import oldest_first
+from dpl.memory.bank import occupied_by_age
 from parity.tiny import Roll, largest_state_difference, logits_difference, project, stream, tiny_network, trace
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -71,7 +71,7 @@ def test_rottas_bank_holds_the_same_samples_in_the_same_order() -> None:
     for images in stream():
         model(images)
     bank, everything = model.method, torch.cat(stream())
-    order = oldest_first(bank.slots)
+    order = occupied_by_age(bank.slots)
     assert torch.equal(bank.samples[order], everything[torch.from_numpy(expected["final/mem_stream_index"])])
     assert bank.labels[order].tolist() == expected["final/mem_label"].tolist()
     assert bank.ages[order].tolist() == expected["final/mem_age"].tolist()

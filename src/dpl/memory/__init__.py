@@ -1,6 +1,9 @@
-"""What methods carry from batch to batch, as pure functions."""
+"""Memories that methods carry from batch to batch, as functions of tensors.
 
-from dpl.memory.bank import BankRule, Slots, empty_slots, offer, offer_by_lot, oldest_first
+A memory knows no network, method or file: the method declares the tensors as its state and passes them in.
+"""
+
+from dpl.memory.bank import BankPolicy, BankRecord, empty_record, insert_reservoir, insert_timely, occupied_by_age
 from dpl.memory.class_memory import update_class_memory
 from dpl.memory.ema import ema_update, restore_randomly, share_frozen
 from dpl.memory.queue import neighbour_vote, write_ring
@@ -14,17 +17,17 @@ from dpl.memory.supports import (
 )
 
 __all__ = [
-    "BankRule",
-    "Slots",
+    "BankPolicy",
+    "BankRecord",
     "ema_update",
-    "empty_slots",
+    "empty_record",
+    "insert_reservoir",
     "insert_supports",
+    "insert_timely",
     "lowest_in_class",
     "nearest_supports",
     "neighbour_vote",
-    "offer",
-    "offer_by_lot",
-    "oldest_first",
+    "occupied_by_age",
     "rank_in_class",
     "restore_randomly",
     "share_frozen",

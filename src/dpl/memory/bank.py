@@ -1,11 +1,12 @@
-"""Small banks of samples that stay balanced over predicted classes, whatever the order in which these come.
+"""Small memory banks of samples, balanced over the predicted classes in any class order.
 
-`offer` keeps recent and certain samples: Yuan, Xie, Li, Robust Test-Time Adaptation in Dynamic Scenarios (RoTTA), CVPR
-2023. `offer_by_lot` keeps samples from all times alike: Gong et al., NOTE, NeurIPS 2022.
+`insert_timely` prefers recent samples of low uncertainty: Yuan, Xie, Li, Robust Test-Time Adaptation in Dynamic
+Scenarios (RoTTA), CVPR 2023. `insert_reservoir` keeps old and new samples with equal probability: Gong et al., NOTE,
+NeurIPS 2022.
 
-Samples are offered one after another, and each decision depends on all before it, so these are sequential algorithms
-over a few dozen slots: on the host they take microseconds for a sample, where a tensor formulation would launch a
-dozen kernels for each. The bank's record comes to the host once for a whole batch.
+Samples are inserted one after another, and each decision depends on all earlier ones. These sequential algorithms run
+on the host, where a sample takes microseconds; a tensor formulation would launch a dozen kernels for each sample. The
+record of the bank is copied to the host once per batch.
 """
 
 import math
@@ -17,71 +18,76 @@ from torch import Tensor
 
 from dpl.core.errors import InputError
 
-__all__ = ["BankRule", "Slots", "empty_slots", "offer", "offer_by_lot", "oldest_first"]
+__all__ = ["BankPolicy", "BankRecord", "empty_record", "insert_reservoir", "insert_timely", "occupied_by_age"]
 
 
-class Slots(NamedTuple):
-    """What a bank knows of the sample in each slot: three vectors [N]."""
+class BankRecord(NamedTuple):
+    """Label, age and uncertainty of the sample in each slot of a bank: three vectors [N]."""
 
     labels: Tensor  # predicted class, int64; -1: the slot is empty
-    ages: Tensor  # samples offered since this one was, counting itself, int64
+    ages: Tensor  # samples inserted since this one, itself included, int64
     uncertainty: Tensor
 
 
 @dataclass(frozen=True)
-class BankRule:
-    """When a sample is worth more than another: score = time_weight sigmoid(age / N) + doubt_weight u / ln C.
+class BankPolicy:
+    """The score of a sample: time_weight sigmoid(age / N) + uncertainty_weight u / ln C; the lowest scores stay.
 
-    A low score is good. Every one of `classes` classes has a fair share of N / C slots.
+    Each of the `classes` classes is entitled to N / C slots.
     """
 
     classes: int
     time_weight: float = 1.0
-    doubt_weight: float = 1.0
+    uncertainty_weight: float = 1.0
 
 
-def empty_slots(size: int, like: Tensor) -> Slots:
-    """Return the record of an empty bank on the device, and with the precision, of `like`."""
+def empty_record(size: int, like: Tensor) -> BankRecord:
+    """Return the record of an empty bank, with the device and dtype of `like`."""
     none = torch.full((size,), -1, device=like.device)
-    return Slots(none, torch.zeros_like(none), torch.zeros(size, device=like.device, dtype=like.dtype))
+    return BankRecord(none, torch.zeros_like(none), torch.zeros(size, device=like.device, dtype=like.dtype))
 
 
-def offer(slots: Slots, labels: Tensor, uncertainty: Tensor, rule: BankRule) -> tuple[Slots, Tensor, Tensor]:
-    """Offer samples with these predicted labels and uncertainties [B], in order.
+def insert_timely(
+    record: BankRecord, labels: Tensor, uncertainty: Tensor, policy: BankPolicy
+) -> tuple[BankRecord, Tensor, Tensor]:
+    """Insert samples with these predicted labels and uncertainties [B], in order.
 
-    A class below its fair share takes an empty slot; in a full bank, that of the worst sample of the largest classes.
-    A class with its share can only replace its own worst sample. Nobody makes room for a worse newcomer.
+    A class with fewer than its N / C slots takes an empty slot. If the bank is full, it takes the slot of the sample
+    with the highest score among the largest classes. Any other class can only replace its own sample of the highest
+    score. A sample never replaces one of a lower score.
 
     Returns:
-        The new record; the rows of those samples that are in the bank at the end; the slot of each of these.
+        The new record; the rows of the new samples that are in the bank at the end; the slot of each of these.
     """
     if labels.shape != uncertainty.shape or labels.ndim != 1:
         raise InputError(
             f"labels have shape {tuple(labels.shape)} and uncertainty {tuple(uncertainty.shape)}; expected [B] twice"
         )
-    ledger = _Ledger(slots, rule)
-    for label, doubt in zip(labels.tolist(), uncertainty.tolist(), strict=True):
-        ledger.add(label, doubt)
-    return ledger.result(slots)
+    bank = _TimelyBank(record, policy)
+    for label, value in zip(labels.tolist(), uncertainty.tolist(), strict=True):
+        bank.add(label, value)
+    return bank.result(record)
 
 
-def offer_by_lot(held: Tensor, counts: Tensor, labels: Tensor, luck: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Offer samples with these predicted labels [B] to a class-balanced reservoir, in order.
+def insert_reservoir(
+    held: Tensor, counts: Tensor, labels: Tensor, draws: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Insert samples with these predicted labels [B] into a class-balanced reservoir, in order.
 
-    In a full bank, a sample of a smaller class takes a random place among those of a largest class; one of a largest
-    class takes a random place of its own class with probability (places of the class / samples of it ever offered).
+    If the bank is full, a sample of a smaller class replaces a random sample of one of the largest classes. A sample of
+    a largest class replaces a random one of its class with probability (slots of the class / samples of it so far).
 
     Args:
         held: the label in each slot [N]; -1: empty.
-        counts: how many samples of each class were ever offered [C].
-        labels: the newcomers' labels [B].
-        luck: three random numbers in [0, 1) for each newcomer [B, 3].
+        counts: number of samples of each class so far [C].
+        labels: labels of the new samples [B].
+        draws: three random numbers in [0, 1) for each new sample [B, 3].
 
     Returns:
-        The new `held` and `counts`; the rows of those samples that are in the bank at the end; the slot of each.
+        The new `held` and `counts`; the rows of the new samples that are in the bank at the end; the slot of each.
     """
-    reservoir = _Reservoir(held.tolist(), counts.tolist())
-    for row, (label, numbers) in enumerate(zip(labels.tolist(), luck.tolist(), strict=True)):
+    reservoir = _ReservoirBank(held.tolist(), counts.tolist())
+    for row, (label, numbers) in enumerate(zip(labels.tolist(), draws.tolist(), strict=True)):
         reservoir.add(row, label, *numbers)
     taken = sorted(reservoir.rows)
     rows = [reservoir.rows[slot] for slot in taken]
@@ -90,40 +96,40 @@ def offer_by_lot(held: Tensor, counts: Tensor, labels: Tensor, luck: Tensor) -> 
     return new[0], new[1], new[2], new[3]
 
 
-def oldest_first(slots: Slots) -> Tensor:
+def occupied_by_age(record: BankRecord) -> Tensor:
     """Return the occupied slots, class by class, the oldest sample of a class first."""
-    labels, ages = slots.labels.tolist(), slots.ages.tolist()
+    labels, ages = record.labels.tolist(), record.ages.tolist()
     order = sorted(
         (label, -age, slot) for slot, (label, age) in enumerate(zip(labels, ages, strict=True)) if label >= 0
     )
-    return torch.tensor([slot for _, _, slot in order], dtype=torch.int64, device=slots.labels.device)
+    return torch.tensor([slot for _, _, slot in order], dtype=torch.int64, device=record.labels.device)
 
 
-class _Ledger:
-    """The record on the host while samples come in; birth dates instead of ages, so that nobody has to age."""
+class _TimelyBank:
+    """The record on the host during insertion; it stores insertion times, so that no age has to be advanced."""
 
-    def __init__(self, slots: Slots, rule: BankRule) -> None:
-        self.rule, self.now = rule, 0
-        self.labels: list[int] = slots.labels.tolist()
-        self.born: list[int] = [-age for age in slots.ages.tolist()]
-        self.doubts: list[float] = slots.uncertainty.tolist()
+    def __init__(self, record: BankRecord, policy: BankPolicy) -> None:
+        self.policy, self.now = policy, 0
+        self.labels: list[int] = record.labels.tolist()
+        self.inserted: list[int] = [-age for age in record.ages.tolist()]
+        self.uncertainties: list[float] = record.uncertainty.tolist()
         self.size = len(self.labels)
         self.members: dict[int, list[int]] = {}
         for slot, label in enumerate(self.labels):
             self.members.setdefault(label, []).append(slot)
         self.free = self.members.pop(-1, [])
 
-    def add(self, label: int, doubt: float) -> None:
-        """Offer one sample; time goes on whether it is taken or not."""
-        slot = self._room_for(label, self._score(0, doubt))
+    def add(self, label: int, uncertainty: float) -> None:
+        """Insert one sample if a slot can be found; the time advances in either case."""
+        slot = self._find_slot(label, self._score(0, uncertainty))
         if slot is not None:
-            self.labels[slot], self.born[slot], self.doubts[slot] = label, self.now, doubt
+            self.labels[slot], self.inserted[slot], self.uncertainties[slot] = label, self.now, uncertainty
             self.members.setdefault(label, []).append(slot)
         self.now += 1
 
-    def _room_for(self, label: int, score: float) -> int | None:
+    def _find_slot(self, label: int, score: float) -> int | None:
         own = self.members.get(label, [])
-        if len(own) >= self.size / self.rule.classes:
+        if len(own) >= self.size / self.policy.classes:
             return self._evict(own, score)
         if self.free:
             return self.free.pop(0)
@@ -131,57 +137,60 @@ class _Ledger:
         return self._evict([s for slots in self.members.values() if len(slots) == largest for s in slots], score)
 
     def _evict(self, candidates: list[int], score: float) -> int | None:
-        """Free the worst slot if it is worse than `score`; among equals the highest class, then the youngest."""
+        """Free the slot of the highest score if that is above `score`; of equals the highest class, then the newest."""
         worst_score, label, _, worst = max(
-            (self._score(self.now - self.born[s], self.doubts[s]), self.labels[s], self.born[s], s) for s in candidates
+            (self._score(self.now - self.inserted[s], self.uncertainties[s]), self.labels[s], self.inserted[s], s)
+            for s in candidates
         )
         if not worst_score > score:
             return None
         self.members[label].remove(worst)
         return worst
 
-    def _score(self, age: int, doubt: float) -> float:
-        time = self.rule.time_weight / (1 + math.exp(-age / self.size))
-        return time + self.rule.doubt_weight * doubt / math.log(max(self.rule.classes, 2))
+    def _score(self, age: int, uncertainty: float) -> float:
+        time = self.policy.time_weight / (1 + math.exp(-age / self.size))
+        return time + self.policy.uncertainty_weight * uncertainty / math.log(max(self.policy.classes, 2))
 
-    def result(self, slots: Slots) -> tuple[Slots, Tensor, Tensor]:
-        """Return the record as tensors, and which of the new samples lie where."""
-        device = slots.labels.device
-        taken = [slot for slot in range(self.size) if self.labels[slot] >= 0 and self.born[slot] >= 0]
-        ages = [self.now - born if label >= 0 else 0 for born, label in zip(self.born, self.labels, strict=True)]
-        new = Slots(
+    def result(self, record: BankRecord) -> tuple[BankRecord, Tensor, Tensor]:
+        """Return the record as tensors, the rows of the new samples in the bank, and their slots."""
+        device = record.labels.device
+        taken = [slot for slot in range(self.size) if self.labels[slot] >= 0 and self.inserted[slot] >= 0]
+        ages = [
+            self.now - inserted if label >= 0 else 0 for inserted, label in zip(self.inserted, self.labels, strict=True)
+        ]
+        new = BankRecord(
             torch.tensor(self.labels, device=device),
             torch.tensor(ages, device=device),
-            torch.tensor(self.doubts, device=device, dtype=slots.uncertainty.dtype),
+            torch.tensor(self.uncertainties, device=device, dtype=record.uncertainty.dtype),
         )
-        rows = torch.tensor([self.born[slot] for slot in taken], dtype=torch.int64, device=device)
+        rows = torch.tensor([self.inserted[slot] for slot in taken], dtype=torch.int64, device=device)
         return new, rows, torch.tensor(taken, dtype=torch.int64, device=device)
 
 
-class _Reservoir:
-    """The class-balanced reservoir on the host while samples come in."""
+class _ReservoirBank:
+    """The class-balanced reservoir on the host during insertion."""
 
     def __init__(self, held: list[int], counts: list[int]) -> None:
         self.held, self.counts = held, counts
-        self.rows: dict[int, int] = {}  # which newcomer is in a slot
+        self.rows: dict[int, int] = {}  # slot -> row of the new sample in it
         self.members: dict[int, list[int]] = {}
         for slot, label in enumerate(held):
             self.members.setdefault(label, []).append(slot)
         self.free = self.members.pop(-1, [])
 
-    def add(self, row: int, label: int, entry: float, which_class: float, which_place: float) -> None:
-        """Offer one sample."""
+    def add(self, row: int, label: int, entry: float, which_class: float, which_slot: float) -> None:
+        """Insert one sample if a slot can be found."""
         self.counts[label] += 1
-        slot = self.free.pop(0) if self.free else self._draw_place(label, entry, which_class, which_place)
+        slot = self.free.pop(0) if self.free else self._draw_slot(label, entry, which_class, which_slot)
         if slot is not None:
             self.held[slot], self.rows[slot] = label, row
             self.members.setdefault(label, []).append(slot)
 
-    def _draw_place(self, label: int, entry: float, which_class: float, which_place: float) -> int | None:
+    def _draw_slot(self, label: int, entry: float, which_class: float, which_slot: float) -> int | None:
         most = max(map(len, self.members.values()))
-        largest = sorted(owner for owner, places in self.members.items() if len(places) == most)
+        largest = sorted(owner for owner, slots in self.members.items() if len(slots) == most)
         if label not in largest:
             label = largest[int(which_class * len(largest))]
         elif entry > most / self.counts[label]:
             return None
-        return self.members[label].pop(int(which_place * most))
+        return self.members[label].pop(int(which_slot * most))

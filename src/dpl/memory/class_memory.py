@@ -14,10 +14,10 @@ def update_class_memory(memory: Tensor, features: Tensor, labels: Tensor, moment
         memory: z*, [C, d].
         features: z, [B, d].
         labels: pseudo-labels [B], -1 for a sample that takes no part.
-        momentum: eta, the share of the old pseudo-feature that stays.
+        momentum: eta, the weight of the old pseudo-feature.
 
     Returns:
-        A new memory; classes without a confident sample keep their row. Gradients flow to `features`.
+        A new memory, in which classes without a confident sample are unchanged. Gradients flow to `features`.
     """
     if not 0 <= momentum <= 1:
         raise SettingError(f"momentum={momentum!r}: expected a number from 0 to 1 (0.9 is the default)")

@@ -1,4 +1,4 @@
-"""Teachers: weights that follow a student's slowly, and weights that are put back at random."""
+"""Exponential moving averages of weights (teachers), and random restoring of source weights."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,8 +15,8 @@ __all__ = ["ema_update", "restore_randomly", "share_frozen"]
 def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: float) -> None:
     """Set teacher <- momentum teacher + (1 - momentum) student, in place.
 
-    The two are walked in parallel (parameters in the same order). A tensor that teacher and student share costs
-    nothing, and equal values stay equal to the bit.
+    The two are walked in parallel (parameters in the same order). A tensor that teacher and student share is
+    skipped, and equal values stay exactly equal.
     """
     teachers, students = list(teacher), list(student)
     if [own.shape for own in teachers] != [other.shape for other in students]:
@@ -30,7 +30,7 @@ def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: f
 def restore_randomly(
     parameters: Sequence[Tensor], source: Sequence[Tensor], rate: float, generator: torch.Generator
 ) -> None:
-    """Put each single weight back to its source value with probability `rate`, in place.
+    """Restore each single weight to its source value with probability `rate`, in place.
 
     One draw on the parameters' device covers them all; the mask is the weight of an interpolation, which is exact at
     zero and one.
@@ -47,8 +47,8 @@ def _hits(count: int, rate: float, generator: torch.Generator) -> Tensor:
     """Return `count` independent zeros and ones, ones with probability `rate`.
 
     The distance from one hit to the next is geometric, so it is enough to draw the hits: at the usual rate of 1 % a
-    hundredth of the random numbers. A few more are drawn than 10 standard deviations allow for; what lies beyond the
-    end goes into one element too many.
+    hundredth of the random numbers. The number of draws leaves 10 standard deviations of room. Hits beyond the end fall
+    on one extra element, which is cut off.
     """
     if rate == 1:
         return torch.ones(count, device=generator.device)
@@ -59,7 +59,7 @@ def _hits(count: int, rate: float, generator: torch.Generator) -> Tensor:
 
 
 def share_frozen(teacher: nn.Module, student: nn.Module) -> None:
-    """Let a copy of a network use the student's own frozen parameters: only what trains exists twice."""
+    """Let a copy of a network use the student's own frozen parameters, so that only trained ones are stored twice."""
     for own, other in zip(teacher.modules(), student.modules(), strict=True):
         for name, parameter in other._parameters.items():
             if parameter is not None and not parameter.requires_grad:

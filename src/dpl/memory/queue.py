@@ -1,6 +1,6 @@
-"""Ring memories of fixed size, and pseudo-labels by vote of the nearest remembered samples.
+"""Ring memories of fixed size, and pseudo-labels by vote of the nearest stored samples.
 
-Positions are whole numbers on the host that follow from batch sizes alone, so a device is never asked for one.
+Positions are integers on the host that depend on batch sizes alone, so that no device is synchronised.
 """
 
 from torch import Tensor
@@ -16,10 +16,10 @@ def write_ring(memory: Tensor, rows: Tensor, start: int) -> int:
     Args:
         memory: [K, ...].
         rows: [B, ...]; of more than K rows only the last K stay.
-        start: where the first row goes.
+        start: position of the first row.
 
     Returns:
-        Where the next batch starts.
+        The position of the next batch.
     """
     if memory.shape[1:] != rows.shape[1:] or len(memory) == 0:
         raise InputError(f"rows have shape {tuple(rows.shape)}, which does not fit a ring of {tuple(memory.shape)}")
@@ -33,13 +33,13 @@ def write_ring(memory: Tensor, rows: Tensor, start: int) -> int:
 
 
 def neighbour_vote(features: Tensor, bank: Tensor, bank_probabilities: Tensor, neighbours: int) -> Tensor:
-    """Mean class probabilities of the most similar remembered samples, by cosine.
+    """Mean class probabilities of the most similar stored samples, by cosine.
 
     Args:
         features: [B, d].
-        bank: unit vectors of M >= 1 remembered samples, [M, d].
+        bank: unit vectors of M >= 1 stored samples, [M, d].
         bank_probabilities: their class probabilities, [M, C].
-        neighbours: how many vote (all, where fewer are remembered).
+        neighbours: how many vote; all if fewer are stored.
 
     Returns:
         [B, C].

@@ -1,8 +1,8 @@
 """Support sets: for each class, the samples that were predicted with the lowest entropy.
 
-A set of features has K places for each class, `features` [C, K, d], and the entropies of what lies there, `entropies`
-[C, K], where EMPTY marks an empty place. A support's class is its row, so no label is stored; a batch of B enters with
-O(B d) copying and without any shape that depends on the data, so that a GPU never waits.
+A set has K places for each class: `features` [C, K, d] and their `entropies` [C, K], where EMPTY marks an empty place.
+The class of a support is its row, so no label is stored. Inserting a batch of B copies O(B d) values, and no shape
+depends on the data, so that a GPU is never synchronised.
 """
 
 import torch
@@ -72,26 +72,26 @@ def widen_supports(features: Tensor, entropies: Tensor, places: int) -> tuple[Te
 def insert_supports(
     features: Tensor, entropies: Tensor, new_features: Tensor, labels: Tensor, new_entropies: Tensor
 ) -> Tensor:
-    """Let new samples take, in place, the places of supports of their class with a higher entropy.
+    """Replace supports of a higher entropy by new samples of the same class, in place.
 
-    Afterwards each class holds the K lowest entropies of old and new together; what leaves is gone for good. The
-    sample of rank r within its class can only take the place of the r-th worst support: it enters if it is better.
+    Afterwards each class holds the K lowest entropies of old and new together. The sample of rank r within
+    its class is compared with the r-th worst support and replaces it if its entropy is lower.
 
     Args:
         features: the set's features, [C, K, d]; changed.
         entropies: the set's entropies, [C, K], EMPTY for an empty place; changed.
         new_features: [B, d].
         labels: their classes, [B].
-        new_entropies: [B]; a value that is not finite never enters.
+        new_entropies: [B]; a sample whose value is not finite is never inserted.
 
     Returns:
-        Which samples entered, [B].
+        Which samples were inserted, [B].
     """
     places = _check_shapes(features, entropies, new_features, labels)
     rank, best = rank_in_class(labels, new_entropies)
     fits = rank < places
-    # A sample beyond the K best of its class cannot enter. Its row does again what the best one's does: that keeps
-    # the shape fixed, and equal values written twice into one place do not collide.
+    # A sample beyond the K best of its class cannot be inserted. Its row repeats that of the best sample, which keeps
+    # the shape fixed: equal values written twice into one place do not conflict.
     row = torch.where(fits, torch.arange(len(labels), device=labels.device), best)
     rank = torch.where(fits, rank, 0)[:, None]
     worst, place = entropies[labels].topk(min(places, len(labels)), dim=1)
@@ -106,21 +106,21 @@ def insert_supports(
 
 
 def drop_worst_supports(entropies: Tensor) -> Tensor:
-    """Return the entropies with the highest of each class turned into an empty place."""
+    """Return the entropies with the highest of each class replaced by EMPTY."""
     worst = entropies.masked_fill(entropies >= EMPTY, -1).argmax(dim=1, keepdim=True)
     return entropies.scatter(1, worst, EMPTY)
 
 
 @full_precision
 def support_sums(features: Tensor, entropies: Tensor) -> Tensor:
-    """Return for each class the sum of its L2-normalised supports, [C, d]; zero for a class without any."""
+    """Return for each class the sum of its L2-normalised supports, [C, d]; zero for an empty class."""
     length = torch.linalg.vector_norm(features, dim=2).clamp(min=_EPS)
     return _weighted_sum(features, (entropies < EMPTY).to(features.dtype) / length)
 
 
 @full_precision
 def support_means(features: Tensor, entropies: Tensor) -> Tensor:
-    """Return for each class the mean of its supports, [C, d]; zero for a class without any."""
+    """Return for each class the mean of its supports, [C, d]; zero for an empty class."""
     held = (entropies < EMPTY).to(features.dtype)
     return _weighted_sum(features, held / held.sum(dim=1, keepdim=True).clamp(min=1))
 
@@ -132,7 +132,7 @@ def nearest_supports(queries: Tensor, supports: Tensor, k: int, held: Tensor | N
         queries: [B, d].
         supports: [N, d].
         k: how many; no more than N are returned.
-        held: [N], False for a row that is no support.
+        held: [N], False for an empty place.
 
     Returns:
         Indices [B, k] and a mask [B, k] that is False where there are fewer than k supports.
@@ -146,7 +146,7 @@ def nearest_supports(queries: Tensor, supports: Tensor, k: int, held: Tensor | N
 
 @full_precision
 def _similarity_by_query(queries: Tensor, supports: Tensor) -> Tensor:
-    """Cosine similarities but for the query's own length, which does not change the order in its row."""
+    """Return cosines times the length of the query, which does not change the order within a row."""
     length = torch.linalg.vector_norm(supports, dim=1).clamp(min=_EPS)
     return (queries @ supports.T).div(length)
 

@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dpl.core.errors import SettingError
 from dpl.core.numerics import variance_and_mean
 from dpl.core.settings import setting
-from dpl.memory.bank import offer_by_lot
+from dpl.memory.bank import insert_reservoir
 from dpl.methods.base import Objective
 from dpl.methods.parts.banked import BankedMethod, BankedSettings
 from dpl.methods.registry import register
@@ -101,8 +101,8 @@ class NOTE(BankedMethod[NOTESettings]):
         """Offer samples to the reservoir by their predicted class."""
         if self.counts is None:
             self.counts = torch.zeros(logits.shape[1], dtype=torch.int64, device=logits.device)
-        luck = torch.rand(len(logits), 3, generator=self.random.generator, device=logits.device)
-        self.labels, self.counts, rows, slots = offer_by_lot(self.labels, self.counts, logits.argmax(dim=1), luck)
+        draws = torch.rand(len(logits), 3, generator=self.random.generator, device=logits.device)
+        self.labels, self.counts, rows, slots = insert_reservoir(self.labels, self.counts, logits.argmax(dim=1), draws)
         return rows, slots
 
     def learn(self) -> None:

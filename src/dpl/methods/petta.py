@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from dpl.core.errors import SettingError
 from dpl.core.settings import setting
 from dpl.memory import update_class_memory
-from dpl.memory.bank import oldest_first
+from dpl.memory.bank import occupied_by_age
 from dpl.memory.ema import ema_update, share_frozen
 from dpl.methods.base import Objective, Source
 from dpl.methods.parts.source_data import on_network
@@ -135,7 +135,7 @@ class PeTTA(RoTTA):
         """Take one step on the bank's samples; the further from the source, the more held back."""
         if self.samples is None:
             return
-        s, samples = self.settings, self.samples[oldest_first(self.slots)]
+        s, samples = self.settings, self.samples[occupied_by_age(self.slots)]
         with torch.no_grad():
             taught, first = (
                 robust_pass(network, samples, s.statistics).logits

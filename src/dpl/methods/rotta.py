@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
-from dpl.memory.bank import BankRule, Slots, empty_slots, offer, oldest_first
+from dpl.memory.bank import BankPolicy, BankRecord, empty_record, insert_timely, occupied_by_age
 from dpl.memory.ema import ema_update, share_frozen
 from dpl.methods.base import Objective
 from dpl.methods.parts.banked import BankedMethod, BankedSettings
@@ -59,7 +59,7 @@ class RoTTA(BankedMethod[RoTTASettings]):
 
     settings_class = RoTTASettings
     teacher: nn.Module
-    labels: Tensor  # of the bank's samples; these three are its `Slots`
+    labels: Tensor  # of the bank's samples; these three are its `BankRecord`
     ages: Tensor
     uncertainty: Tensor
 
@@ -71,7 +71,7 @@ class RoTTA(BankedMethod[RoTTASettings]):
         share_frozen(self.teacher_network.module, network.module)
         self.declare_module("teacher", self.teacher_network.module.requires_grad_(False))
         like = torch.empty(0, device=network.device, dtype=network.dtype)
-        self.declare(**empty_slots(settings.capacity, at_least_float32(like))._asdict())
+        self.declare(**empty_record(settings.capacity, at_least_float32(like))._asdict())
 
     def step(self, images: Tensor) -> Tensor:
         """Refuse what no view can be made of, before anything changes; then as every method with a bank."""
@@ -85,22 +85,22 @@ class RoTTA(BankedMethod[RoTTASettings]):
         return self.teacher_network(images).logits
 
     @property
-    def slots(self) -> Slots:
+    def slots(self) -> BankRecord:
         """What the bank knows of its samples."""
-        return Slots(self.labels, self.ages, self.uncertainty)
+        return BankRecord(self.labels, self.ages, self.uncertainty)
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Offer samples to the bank with their predicted class and entropy."""
         p = at_least_float32(logits).softmax(dim=1)
         entropy = -(p * (p + 1e-6).log()).sum(dim=1)
-        rule = BankRule(logits.shape[1], self.settings.time_weight, self.settings.doubt_weight)
-        slots, rows, places = offer(self.slots, p.argmax(dim=1), entropy, rule)
+        policy = BankPolicy(logits.shape[1], self.settings.time_weight, self.settings.doubt_weight)
+        slots, rows, places = insert_timely(self.slots, p.argmax(dim=1), entropy, policy)
         self.labels, self.ages, self.uncertainty = slots
         return rows, places
 
     def learn(self) -> None:
         """Let the student follow the teacher on the bank's samples, and the teacher the student."""
-        s, order = self.settings, oldest_first(self.slots)
+        s, order = self.settings, occupied_by_age(self.slots)
         samples = self.stored(order)
         weight = torch.sigmoid(-self.ages[order].to(self.uncertainty.dtype) / s.capacity)
         for _ in range(s.steps):

@@ -23,7 +23,7 @@ def test_ema_follows_the_formula() -> None:
     assert all(torch.equal(own, other) for own, other in zip(student, tensors(1), strict=True))
 
 
-def test_equal_weights_stay_equal_to_the_bit() -> None:
+def test_equal_weights_stay_exactly_equal() -> None:
     teacher, student = tensors(0), tensors(0)
     for _ in range(10):
         ema_update(teacher, student, 0.999)
@@ -32,7 +32,7 @@ def test_equal_weights_stay_equal_to_the_bit() -> None:
     ema_update([], [], 0.5)
 
 
-def test_other_networks_are_refused() -> None:
+def test_different_networks_are_refused() -> None:
     with pytest.raises(InputError, match="different parameters"):
         ema_update([torch.zeros(3)], [torch.zeros(1)], 0.9)
     with pytest.raises(InputError, match="different parameters"):
@@ -40,7 +40,7 @@ def test_other_networks_are_refused() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.01, 0.3, 1.0])
-def test_restoring_puts_back_the_right_share(rate: float) -> None:
+def test_the_expected_fraction_is_restored(rate: float) -> None:
     ours, source = [torch.ones(400, 500), torch.ones(3)], [torch.full((400, 500), 2.0), torch.full((3,), 2.0)]
     restore_randomly(ours, source, rate, torch.Generator().manual_seed(0))
     restored = torch.cat([(own == 2).flatten() for own in ours])
@@ -64,7 +64,7 @@ def test_restored_and_kept_weights_are_exact() -> None:
         assert ((own == kept) | (own == origin)).all()
 
 
-def test_only_what_trains_exists_twice() -> None:
+def test_frozen_parameters_are_shared() -> None:
     student = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     student[0].requires_grad_(False)
     teacher = copy.deepcopy(student)
