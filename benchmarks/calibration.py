@@ -12,7 +12,7 @@ from statistics import fmean
 
 import torch
 
-from dpl.bench import Candidate, Case, Context, Places, Store, read_grid, run_cases
+from dpl.bench import BenchContext, Candidate, Cell, FileLocations, Store, read_grid, run_cells
 from dpl.bench.selection import complete
 
 CONFIG = Path(__file__).parents[1] / "configs" / "calibration.yaml"
@@ -30,12 +30,12 @@ def main() -> None:
     parser.add_argument("--no-run", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    grid = read_grid(args.config, Places(args.data, args.weights, args.config.parent))
-    cases = [single for case in grid.cases if args.section in (None, case.section) for single in without_target(case)]
+    grid = read_grid(args.config, FileLocations(args.data, args.weights, args.config.parent))
+    cases = [single for case in grid.cells if args.section in (None, case.section) for single in without_target(case)]
     cases.sort(key=lambda case: case.seed)  # all settings with one seed before the next seed
     store = Store(args.out)
     if not args.no_run:
-        failed = run_cases(cases, store, Context(args.data, grid.files, decoded=args.cache, workers=1), tell)
+        failed = run_cells(cases, store, BenchContext(args.data, grid.files, decoded=args.cache, workers=1), tell)
         print("".join(f"failed: {reason}\n" for reason in failed.values()))
     for section in dict.fromkeys(case.section for case in cases):
         print(table([case for case in cases if case.section == section and complete(case, store)], store))
@@ -47,18 +47,18 @@ def tell(event) -> None:
         print(f"{event.unit.title}: {event.accuracy:.1f} % in {event.seconds:.0f} s {event.error or ''}", flush=True)
 
 
-def without_target(case: Case) -> list[Case]:
+def without_target(case: Cell) -> list[Cell]:
     """Return a case as it is, or one for each validation run of its candidates."""
     if len(case.candidates) == 1:
         return [case]
     return [
-        Case(case.section, case.label, case.seed, (Candidate(candidate.values, unit),))
+        Cell(case.section, case.label, case.seed, (Candidate(candidate.values, unit),))
         for candidate in case.candidates
         for unit in candidate.validation
     ]
 
 
-def table(cases: list[Case], store: Store) -> str:
+def table(cases: list[Cell], store: Store) -> str:
     """Return rows of settings, columns of streams; the mean is over streams of means over seeds."""
     found: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for case in cases:

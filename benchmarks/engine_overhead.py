@@ -20,7 +20,7 @@ import yaml
 from safetensors.torch import save_file
 
 from dpl.backbones import create
-from dpl.bench import Context, Grid, Places, Store, read_grid, run_cases
+from dpl.bench import BenchContext, ExperimentGrid, FileLocations, Store, read_grid, run_cells
 from dpl.bench.ray import RayOptions, run_on_ray
 from dpl.data.facts import CORRUPTIONS
 
@@ -39,7 +39,7 @@ def make_data(root: Path, names: tuple[str, ...]) -> None:
     save_file(create("debug_cnn", num_classes=10).state_dict(), root / "weights" / "cifar10_c.safetensors")
 
 
-def make_grid(root: Path, names: tuple[str, ...], steps: int) -> Grid:
+def make_grid(root: Path, names: tuple[str, ...], steps: int) -> ExperimentGrid:
     content = {
         "dataset": "cifar10_c", "protocol": "reset_each_shift", "domains": list(names), "network": "debug_cnn",
         "weights": "{weights}/{dataset}.safetensors", "batch_size": 64, "seeds": [0],
@@ -47,16 +47,16 @@ def make_grid(root: Path, names: tuple[str, ...], steps: int) -> Grid:
     }  # fmt: skip
     file = root / f"grid{steps}.yaml"
     file.write_text(yaml.safe_dump(content))
-    return read_grid(file, Places(root, root / "weights", root))
+    return read_grid(file, FileLocations(root, root / "weights", root))
 
 
 def steps_for(root: Path, seconds: float) -> int:
     """Return the number of steps with which a unit lasts about so long."""
     grid = make_grid(root, CORRUPTIONS[:1], 20)
-    context = Context(root, grid.files)
-    run_cases(grid.cases, Store(root / "warm"), context)
+    context = BenchContext(root, grid.files)
+    run_cells(grid.cells, Store(root / "warm"), context)
     start = time.perf_counter()
-    run_cases(grid.cases, Store(root / "calibration"), context)
+    run_cells(grid.cells, Store(root / "calibration"), context)
     return max(1, round(20 * seconds / (time.perf_counter() - start)))
 
 
@@ -79,17 +79,17 @@ def main() -> None:
     names = tuple(CORRUPTIONS[: args.units])
     make_data(root, names)
     grid = make_grid(root, names, steps_for(root, args.seconds))
-    context = Context(root, grid.files)
+    context = BenchContext(root, grid.files)
     result: dict[str, float] = {"units": len(grid.units())}
     if not args.no_serial:
         start = time.perf_counter()
-        run_cases(grid.cases, Store(root / "serial"), context)
+        run_cells(grid.cells, Store(root / "serial"), context)
         result["serial_seconds"] = time.perf_counter() - start
     start = time.time()
     ray.init("local", num_cpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     result["cluster_start_seconds"] = time.time() - start
     start = time.time()
-    run_on_ray(grid.cases, Store(root / "ray"), context, options=RayOptions(cpus=1))
+    run_on_ray(grid.cells, Store(root / "ray"), context, options=RayOptions(cpus=1))
     end = time.time()
     spans = executions()
     busy = sum(stop - begin for begin, stop in spans)

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from unittest.mock import patch
 
-from dpl.bench import Case, Places, Store, Unit, read_grid
+from dpl.bench import Cell, FileLocations, Store, Unit, read_grid
 from dpl.data.facts import DOMAIN_FOLDERS, DOMAINNET126_COUNTS
 
 # Seconds of a batch in forward passes of the same network: medians over EfficientNet-Lite0 on PACS and ResNet-20 on
@@ -68,7 +68,7 @@ def images_of(unit: Unit) -> int:
     return round(share * streamed * max(1, len(unit.severities)) * (unit.visits or 1))
 
 
-def cases_of(config: Path) -> list[Case]:
+def cases_of(config: Path) -> list[Cell]:
     """Read an experiment file as if all its weights were there."""
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -78,7 +78,7 @@ def cases_of(config: Path) -> list[Case]:
         for listed in ("imagenet_test_image_ids.txt", "imagenet_classes.txt"):
             (root / listed).write_bytes(b"")
         with patch("dpl.bench.grid.fill_pattern", lambda pattern, words: stub):
-            return list(read_grid(config, Places(root, root, config.parent)).cases)
+            return list(read_grid(config, FileLocations(root, root, config.parent)).cells)
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class Run:
     busy: float  # share of the GPUs' time inside units
 
 
-def simulate(cases: list[Case], gpus: int, machine: Machine, costs: dict[str, float]) -> Run:
+def simulate(cases: list[Cell], gpus: int, machine: Machine, costs: dict[str, float]) -> Run:
     """Hand units out first come, first served; those for the target wait for all that judge their settings."""
     seconds = {unit.key: machine.seconds(unit, costs) for case in cases for unit in case.units()}
-    waiting: dict[str, list[Case]] = defaultdict(list)
+    waiting: dict[str, list[Cell]] = defaultdict(list)
     missing: list[set[str]] = []
     numbers = {id(case): number for number, case in enumerate(cases)}
     queue: list[str] = []
@@ -127,16 +127,16 @@ def simulate(cases: list[Case], gpus: int, machine: Machine, costs: dict[str, fl
     return Run(gpus, now / 3600, work / (now * gpus))
 
 
-def targets_of(case: Case) -> list[Unit]:
+def targets_of(case: Cell) -> list[Unit]:
     """Return the units on the target: one candidate's, or with the oracle all."""
     candidates = case.candidates if case.oracle else case.candidates[:1]
     return [candidate.target for candidate in candidates]
 
 
-def longest_chain(cases: list[Case], machine: Machine, costs: dict[str, float]) -> tuple[float, str]:
+def longest_chain(cases: list[Cell], machine: Machine, costs: dict[str, float]) -> tuple[float, str]:
     """Return the time that no number of GPUs can shorten, and the case that needs it."""
 
-    def chain(case: Case) -> float:
+    def chain(case: Cell) -> float:
         judges = [machine.seconds(unit, costs) for candidate in case.candidates for unit in candidate.validation]
         return max(judges, default=0.0) + max(machine.seconds(unit, costs) for unit in targets_of(case))
 
@@ -169,7 +169,7 @@ def main() -> None:
     machine, costs = Machine(tflops=args.tflops), costs_from(args.store)
     print("| experiment | units | images | longest chain |" + "".join(f" {n} GPU |" for n in args.gpus))
     print("| --- " + "| ---: " * (3 + len(args.gpus)) + "|")
-    everything: list[Case] = []
+    everything: list[Cell] = []
     files = args.configs or shipped
     for config in files:
         everything += (cases := cases_of(config))
@@ -178,7 +178,7 @@ def main() -> None:
         print_line("all together", everything, args.gpus, machine, costs)
 
 
-def print_line(name: str, cases: list[Case], gpus: list[int], machine: Machine, costs: dict[str, float]) -> None:
+def print_line(name: str, cases: list[Cell], gpus: list[int], machine: Machine, costs: dict[str, float]) -> None:
     needed = {u.key: u for case in cases for c in case.candidates for u in c.validation}
     needed |= {unit.key: unit for case in cases for unit in targets_of(case)}
     hours, where = longest_chain(cases, machine, costs)

@@ -75,7 +75,7 @@ def test_a_wrong_option_is_one_line(tiny, tmp_path, capsys, options, message):
 
 def test_dry_run_writes_nothing(tiny, tmp_path, capsys):
     assert bench(tiny, tmp_path / "data", tmp_path / "out", "--dry-run") == 0
-    assert "4 cases, 4 runs can start now" in capsys.readouterr().out
+    assert "4 cells, 4 runs can start now" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
 
 

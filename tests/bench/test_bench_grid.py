@@ -105,28 +105,28 @@ def test_missing_weights_are_named_with_the_command_that_makes_them(expand):
 
 def test_exponents_are_numbers(expand):
     grid = expand(settings={"lr": "5e-5"}, methods={"tent": None, "pl": {"lr": "1E-3", "confidence": 0.8}})
-    values = {case.label: case.candidates[0].target.settings for case in grid.cases}
+    values = {cell.label: cell.candidates[0].target.settings for cell in grid.cells}
     assert values["tent"]["lr"] == 5e-5
     assert (values["pl"]["lr"], values["pl"]["confidence"]) == (1e-3, 0.8)
 
 
 def test_the_seed_is_that_of_the_method_too(expand):
     assert [
-        c.candidates[0].target.settings["seed"] for c in expand(seeds=[3, 4], targets="photo", methods=["tent"]).cases
+        c.candidates[0].target.settings["seed"] for c in expand(seeds=[3, 4], targets="photo", methods=["tent"]).cells
     ] == [3, 4]
 
 
 def test_rows_may_share_a_method(expand):
     rows = {"one": {"method": "dpl_dagger", "style_from": "all"}, "two": {"method": "dpl_dagger", "batch_size": 4}}
     grid = expand(methods=rows, targets=["photo"])
-    one, two = (case.candidates[0].target for case in grid.cases)
+    one, two = (cell.candidates[0].target for cell in grid.cells)
     assert (one.method, one.settings["style_from"], one.batch_size) == ("dpl_dagger", "all", 8)
     assert (two.settings["style_from"], two.batch_size) == ("unconfident", 4)
 
 
 def test_a_limit_on_the_command_line_bounds_the_files(everything, tmp_path):
     file = write_yaml(tmp_path / "g.yaml", content(limit=5, targets=["photo"], methods=["source"]))
-    assert [grid_of(file, everything, n).cases[0].candidates[0].target.limit for n in (None, 3, 9)] == [5, 3, 5]
+    assert [grid_of(file, everything, n).cells[0].candidates[0].target.limit for n in (None, 3, 9)] == [5, 3, 5]
 
 
 def test_paths_do_not_enter_the_key(everything, tmp_path):
@@ -172,7 +172,7 @@ def test_weights_that_saw_the_target_or_another_split_are_refused(expand, tmp_pa
     trained(tmp_path / "run", **changes)
     arguments = {"weights": str(tmp_path / "run" / "best.safetensors"), "targets": ["sketch"]}
     if message is None:
-        assert len(expand(**arguments).cases) == 2
+        assert len(expand(**arguments).cells) == 2
         return
     with pytest.raises(SettingError, match=message):
         expand(**arguments)
@@ -200,5 +200,5 @@ def test_every_shipped_file_can_be_expanded(path, tmp_path):
             file.write_bytes(b"weights")
     (tmp_path / "imagenet_test_image_ids.txt").write_text("x")
     grid = grid_of(path, tmp_path)
-    labels = {(case.section, case.label) for case in grid.cases}
+    labels = {(cell.section, cell.label) for cell in grid.cells}
     assert labels == {(section.name, entry.label) for section in sections for entry in section.methods}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bench.tiny import context_of, everything_file, run_all, without_times
-from dpl.bench import Store, case_rows, run_cases, run_in_processes
+from dpl.bench import Store, cell_rows, run_cells, run_in_processes
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,9 @@ def end_after(process: subprocess.Popen, out: Path, count: int, how: signal.Sign
     return finished(out), errors
 
 
-def same_results(cases, one: Store, other: Store) -> None:
-    assert without_times(case_rows(cases, one)) == without_times(case_rows(cases, other))
-    for unit in (unit for case in cases for unit in case.units()):
+def same_results(cells, one: Store, other: Store) -> None:
+    assert without_times(cell_rows(cells, one)) == without_times(cell_rows(cells, other))
+    for unit in (unit for cell in cells for unit in cell.units()):
         first, second = one.predictions(unit), other.predictions(unit)
         assert first.keys() == second.keys()
         for name in first:
@@ -65,8 +65,8 @@ def test_killed_interrupted_and_resumed_gives_the_same_figures_on_all_eight_layo
     assert first < second < {unit.key for unit in grid.units()}
 
     resumed = Store(out)
-    assert run_cases(grid.cases, resumed, context_of(everything, grid)) == {}
-    same_results(grid.cases, store, resumed)
+    assert run_cells(grid.cells, resumed, context_of(everything, grid)) == {}
+    same_results(grid.cells, store, resumed)
     assert times == {key: (out / "units" / key / "done").stat().st_mtime_ns for key in first}, "a unit was run again"
     assert {path.name for path in (out / "units").iterdir()} == {unit.key for unit in grid.units()}, "drafts are left"
 
@@ -74,16 +74,16 @@ def test_killed_interrupted_and_resumed_gives_the_same_figures_on_all_eight_layo
 def test_two_processes_share_a_store_and_run_each_unit_once(undisturbed, everything, tmp_path):
     grid, store = undisturbed
     shared, events = Store(tmp_path / "out"), []
-    cases = [case for case in grid.cases if case.section in ("pacs", "cifar100_c")]
+    cells = [cell for cell in grid.cells if cell.section in ("pacs", "cifar100_c")]
     context = context_of(everything, grid)
-    assert run_in_processes(cases, shared, context, workers=2, threads=1, on_event=events.append) == {}
-    assert sorted(e.unit.key for e in events if e.ended) == sorted(u.key for case in cases for u in case.units())
-    same_results(cases, store, Store(tmp_path / "out"))
+    assert run_in_processes(cells, shared, context, workers=2, threads=1, on_progress=events.append) == {}
+    assert sorted(e.unit.key for e in events if e.ended) == sorted(u.key for cell in cells for u in cell.units())
+    same_results(cells, store, Store(tmp_path / "out"))
 
 
 def test_every_layout_was_measured(undisturbed):
     grid, store = undisturbed
-    rows = case_rows(grid.cases, store)
+    rows = cell_rows(grid.cells, store)
     assert {row["dataset"] for row in rows} == {section.dataset for section in grid.sections}
     assert len({section.dataset for section in grid.sections}) == 8
     for row in rows:
@@ -105,7 +105,7 @@ def test_a_damaged_unit_is_run_again(undisturbed, everything, tmp_path):
     (folder / "results.jsonl").write_text("{")
     again = Store(tmp_path)
     assert not again.done(unit)
-    case = next(case for case in grid.cases if case.candidates[0].target.key == unit.key)
-    assert run_cases([case], again, context_of(everything, grid)) == {}
+    cell = next(cell for cell in grid.cells if cell.candidates[0].target.key == unit.key)
+    assert run_cells([cell], again, context_of(everything, grid)) == {}
     assert without_times(again.records(unit)) == without_times(store.records(unit))
     assert json.loads((folder / "done").read_text()).keys() == {"unit.json", "results.jsonl", "predictions.npz"}

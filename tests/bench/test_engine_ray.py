@@ -11,7 +11,7 @@ import pytest
 
 from bench.test_bench_resume import end_after, finished
 from bench.tiny import CORRUPTIONS, context_of, run_all, without_times, write_yaml
-from dpl.bench import Store, case_rows
+from dpl.bench import Store, cell_rows
 from dpl.cli import main
 from dpl.core.errors import SettingError
 from turns import my_turn
@@ -58,8 +58,8 @@ def needed(store: Store) -> set[str]:
     return {unit.key for unit in store.units()}
 
 
-def same_results(cases, one: Store, other: Store) -> None:
-    assert without_times(case_rows(cases, one)) == without_times(case_rows(cases, other))
+def same_results(cells, one: Store, other: Store) -> None:
+    assert without_times(cell_rows(cells, one)) == without_times(cell_rows(cells, other))
     assert needed(one) == needed(other)
     for unit in one.units():
         first, second = one.predictions(unit), other.predictions(unit)
@@ -71,7 +71,7 @@ def test_killed_worker_and_removed_node_change_nothing(serial, cluster, everythi
     grid, store = serial
     (lost,), killed, ended = cluster.worker_nodes, [], []
 
-    def on_event(event) -> None:
+    def on_progress(event) -> None:
         node, _, process = event.place.partition(":")
         if event.ended:
             ended.append(event.unit.key)
@@ -83,11 +83,11 @@ def test_killed_worker_and_removed_node_change_nothing(serial, cluster, everythi
 
     shared = Store(tmp_path / "out")
     options = RayOptions(address=cluster.address, node_folder=str(tmp_path / "nodes" / "{node}"))
-    assert run_on_ray(grid.cases, shared, context_of(everything, grid), on_event, options) == {}
+    assert run_on_ray(grid.cells, shared, context_of(everything, grid), on_progress, options) == {}
     assert killed
     assert not cluster.worker_nodes
     assert sorted(ended) == sorted(needed(store)), "each unit ends once"
-    same_results(grid.cases, store, Store(tmp_path / "out"))
+    same_results(grid.cells, store, Store(tmp_path / "out"))
     assert not list((tmp_path / "out" / "claims").iterdir())
     check_copies(tmp_path / "nodes")
 
@@ -124,20 +124,20 @@ def test_killed_and_interrupted_driver_goes_on_where_it_was(serial, cluster, eve
 
     resumed, ended = Store(out), []
     options = RayOptions(address=cluster.address)
-    assert run_on_ray(grid.cases, resumed, context_of(everything, grid), ended.append, options) == {}
+    assert run_on_ray(grid.cells, resumed, context_of(everything, grid), ended.append, options) == {}
     assert {event.unit.key for event in ended if event.ended} == needed(store) - second
     assert times == {key: (out / "units" / key / "done").stat().st_mtime_ns for key in first}, "a unit was run again"
     assert finished(out) == needed(store)
-    same_results(grid.cases, store, resumed)
+    same_results(grid.cells, store, resumed)
 
 
 def test_a_unit_that_fails_is_noted_and_the_others_run(serial, cluster, everything, tmp_path):
     grid, _ = serial
-    cases = [case for case in grid.cases if case.section == "cifar100_c"][:2]
+    cells = [cell for cell in grid.cells if cell.section == "cifar100_c"][:2]
     context = context_of(everything, grid)
     context.files = {digest: cut(path, tmp_path) for digest, path in context.files.items()}
-    failed = run_on_ray(cases, Store(tmp_path), context, options=RayOptions(address=cluster.address, retries=0))
-    assert failed.keys() == {unit.key for case in cases for unit in case.units()}
+    failed = run_on_ray(cells, Store(tmp_path), context, options=RayOptions(address=cluster.address, retries=0))
+    assert failed.keys() == {unit.key for cell in cells for unit in cell.units()}
     assert all("has changed since this run began" in reason for reason in failed.values())
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from bench.test_bench_resume import same_results
 from bench.tiny import context_of, everything_file, grid_of
-from dpl.bench import Store, run_cases
+from dpl.bench import Store, run_cells
 from dpl.cli import main
 from dpl.core.errors import SettingError
 
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 def serial(everything, one_thread, tmp_path_factory):
     folder = tmp_path_factory.mktemp("serial")
     grid = grid_of(everything_file(folder), everything)
-    cases = [case for case in grid.cases if case.section in ("pacs", "cifar100_c")]
+    cells = [cell for cell in grid.cells if cell.section in ("pacs", "cifar100_c")]
     store = Store(folder / "out")
-    assert run_cases(cases, store, context_of(everything, grid)) == {}
-    return grid, cases, store
+    assert run_cells(cells, store, context_of(everything, grid)) == {}
+    return grid, cells, store
 
 
 def test_a_job_that_dies_costs_nothing(serial, everything, tmp_path):
-    grid, cases, store = serial
+    grid, cells, store = serial
     shared, events, killed = Store(tmp_path / "out"), [], []
 
     def kill_first_job() -> None:
@@ -50,11 +50,11 @@ def test_a_job_that_dies_costs_nothing(serial, everything, tmp_path):
     thread = threading.Thread(target=kill_first_job)
     thread.start()
     options = SlurmOptions(jobs=1, executor="local")
-    assert run_on_slurm(cases, shared, context_of(everything, grid), events.append, options) == {}
+    assert run_on_slurm(cells, shared, context_of(everything, grid), events.append, options) == {}
     thread.join()
     assert killed, "no job was caught in the middle"
-    assert sorted(event.unit.key for event in events) == sorted(unit.key for case in cases for unit in case.units())
-    same_results(cases, store, Store(tmp_path / "out"))
+    assert sorted(event.unit.key for event in events) == sorted(unit.key for cell in cells for unit in cell.units())
+    same_results(cells, store, Store(tmp_path / "out"))
 
 
 def holder_of(lock: Path) -> int | None:
@@ -69,13 +69,13 @@ def holder_of(lock: Path) -> int | None:
 
 
 def test_the_command_runs_jobs(serial, everything, tmp_path, capsys):
-    _, cases, store = serial
+    _, cells, store = serial
     file, out = everything_file(tmp_path), tmp_path / "out"
     words = ["bench", str(file), "--data", str(everything), "--out", str(out), "--only", "section=pacs", "--json"]
     assert main([*words, "--engine", "slurm", "--slurm", "executor=local", "--slurm", "hours=1", "--threads", "1"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert len(rows) == len([case for case in cases if case.section == "pacs"])
-    same_results([case for case in cases if case.section == "pacs"], store, Store(out))
+    assert len(rows) == len([cell for cell in cells if cell.section == "pacs"])
+    same_results([cell for cell in cells if cell.section == "pacs"], store, Store(out))
 
 
 def test_wrong_options_are_told():

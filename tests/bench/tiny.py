@@ -16,7 +16,7 @@ from data.make import (
     make_vlcs,
 )
 from dpl.backbones import create
-from dpl.bench import Context, Grid, Places, Store, Unit, read_grid, run_cases
+from dpl.bench import BenchContext, ExperimentGrid, FileLocations, Store, Unit, read_grid, run_cells
 from dpl.bench.unit import resolved_settings
 
 CLASSES = {"pacs": 7, "vlcs": 5, "office_home": 65, "terra_incognita": 10, "domainnet126": 6, "cifar10_c": 10,
@@ -75,21 +75,21 @@ def write_yaml(path: Path, content: dict) -> Path:
     return path
 
 
-def grid_of(file: Path, root: Path, limit: int | None = None) -> Grid:
-    return read_grid(file, Places(root, root / "weights", file.parent), limit=limit)
+def grid_of(file: Path, root: Path, limit: int | None = None) -> ExperimentGrid:
+    return read_grid(file, FileLocations(root, root / "weights", file.parent), limit=limit)
 
 
-def context_of(root: Path, grid: Grid, **options) -> Context:
-    return Context(root, grid.files, **options)
+def context_of(root: Path, grid: ExperimentGrid, **options) -> BenchContext:
+    return BenchContext(root, grid.files, **options)
 
 
-def unit_of(root: Path, dataset: str, method: str = "source", **fields) -> tuple[Unit, Context]:
+def unit_of(root: Path, dataset: str, method: str = "source", **fields) -> tuple[Unit, BenchContext]:
     """Return a unit on one of the tiny sets, and a context in which it runs."""
-    places = Places(root, root / "weights", root)
+    places = FileLocations(root, root / "weights", root)
     digest = places.digest(root / "weights" / f"{dataset}.safetensors")
     settings = resolved_settings(method, fields.pop("settings", {}))
     fields = {"batch_size": 8, "seed": 0, "network": "debug_cnn", **fields}
-    return Unit(dataset=dataset, method=method, weights=digest, settings=settings, **fields), Context(
+    return Unit(dataset=dataset, method=method, weights=digest, settings=settings, **fields), BenchContext(
         root, places.files
     )
 
@@ -101,8 +101,8 @@ def without_times(rows: list[dict]) -> list[dict]:
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 
 
-def run_all(file: Path, root: Path, out: Path) -> tuple[Grid, Store]:
+def run_all(file: Path, root: Path, out: Path) -> tuple[ExperimentGrid, Store]:
     """Run an experiment in this process, undisturbed; return it with its results."""
     grid, store = grid_of(file, root), Store(out)
-    assert run_cases(grid.cases, store, context_of(root, grid)) == {}
+    assert run_cells(grid.cells, store, context_of(root, grid)) == {}
     return grid, store

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dpl.backbones import create
-from dpl.bench.images import Part, part_of
+from dpl.bench.images import StreamedDomain, part_of
 from dpl.bench.unit import SourceData, Unit
 from dpl.core.errors import DataError
 from dpl.data import Benchmark, DataWarning, ImageSet, batches, open_benchmark, open_folder
@@ -23,7 +23,7 @@ from dpl.data.transforms import make_transform
 from dpl.model.adaptive import AdaptiveModel, adapt
 from dpl.streams.orders import seeded
 
-__all__ = ["Context", "Opened", "Prepared", "SourceBatches"]
+__all__ = ["BenchContext", "OpenedDataset", "PreparedModel", "SourceBatches"]
 
 _KEPT_OPEN = 16  # a set of 50,000 files keeps 50,000 names in memory
 
@@ -52,7 +52,7 @@ class SourceBatches:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedModel:
     """An adaptive model, how long it took to make, and what source images it was given."""
 
     model: AdaptiveModel
@@ -60,7 +60,7 @@ class Prepared:
     source: str
 
 
-class Opened(NamedTuple):
+class OpenedDataset(NamedTuple):
     """A data set, and in what it differs from the published one."""
 
     benchmark: Benchmark
@@ -68,7 +68,7 @@ class Opened(NamedTuple):
 
 
 @dataclass
-class Context:
+class BenchContext:
     """Where things lie on this machine, and what is kept in memory between units."""
 
     data: Path
@@ -82,16 +82,16 @@ class Context:
     """Threads that read images ahead."""
     device: str = "cpu"
     """Where networks run."""
-    _open: dict[str, Opened] = field(default_factory=dict)
+    _open: dict[str, OpenedDataset] = field(default_factory=dict)
     _network: tuple[str, nn.Module] | None = None
-    _model: tuple[str, Prepared] | None = None
+    _model: tuple[str, PreparedModel] | None = None
     _temporary: TemporaryDirectory[str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what is open out of copies for other processes: they open their own."""
         return vars(self) | {"_open": {}, "_network": None, "_model": None, "_temporary": None}
 
-    def open(self, name: str, **options: Any) -> Opened:
+    def open(self, name: str, **options: Any) -> OpenedDataset:
         """Open a data set; the last few stay open."""
         key = f"{name} {sorted(options.items())}"
         if key not in self._open:
@@ -101,7 +101,7 @@ class Context:
                 warnings.simplefilter("always")
                 benchmark = open_benchmark(name, self.data, **options)
             notes = tuple(str(w.message) for w in caught if issubclass(w.category, DataWarning))
-            self._open[key] = Opened(benchmark, notes)
+            self._open[key] = OpenedDataset(benchmark, notes)
         return self._open[key]
 
     def open_source(self, source: SourceData) -> Benchmark:
@@ -124,7 +124,7 @@ class Context:
             return Path(self._temporary.name)
         return self.cache
 
-    def prepared(self, unit: Unit, parts: list[Part]) -> Prepared:
+    def prepared(self, unit: Unit, parts: list[StreamedDomain]) -> PreparedModel:
         """Return the unit's adaptive model at its source state; the last one is kept, since many units share it."""
         shared = ("dataset", "limit", "part", "holdout", "corrupt", "transform", "network", "weights", "method",
                   "settings", "source", "seed")  # fmt: skip
@@ -137,7 +137,7 @@ class Context:
         torch.manual_seed(unit.seed)
         return prepared
 
-    def _prepare(self, unit: Unit, parts: list[Part]) -> Prepared:
+    def _prepare(self, unit: Unit, parts: list[StreamedDomain]) -> PreparedModel:
         torch.manual_seed(unit.seed)
         network = self._source_network(unit, len(parts[0].images.classes))
         source = None if unit.source is None else self._source(unit, unit.source, parts)
@@ -145,7 +145,7 @@ class Context:
         start = time.perf_counter()
         model = adapt(network, unit.method, source=source, **settings)
         told = "none" if source is None else f"{len(source.images):,} images of {source.images.name}"
-        return Prepared(model, time.perf_counter() - start, told)
+        return PreparedModel(model, time.perf_counter() - start, told)
 
     def _source_network(self, unit: Unit, classes: int) -> nn.Module:
         """Return the network with its source weights, in the layout in which convolutions are fastest."""
@@ -156,7 +156,7 @@ class Context:
             self._network = (key, network)
         return self._network[1]
 
-    def _source(self, unit: Unit, source: SourceData, parts: list[Part]) -> SourceBatches:
+    def _source(self, unit: Unit, source: SourceData, parts: list[StreamedDomain]) -> SourceBatches:
         benchmark = self.open_source(source)
         names = list(benchmark.domains)
         sets = []

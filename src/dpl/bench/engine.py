@@ -1,6 +1,6 @@
 """Run all units of a grid: those that are not done yet, in one process or in several, here or on other machines too.
 
-Every process walks through all cases and runs what nobody else has claimed, so that nothing has to be handed out.
+Every process walks through all cells and runs what nobody else has claimed, so that nothing has to be handed out.
 """
 
 import multiprocessing
@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from dpl.bench.context import Context
+from dpl.bench.context import BenchContext
 from dpl.bench.run import Outcome, run_unit
-from dpl.bench.selection import Case, ready
+from dpl.bench.selection import Cell, runnable_units
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit
 from dpl.core.allocator import keep_freed_memory
@@ -25,14 +25,22 @@ from dpl.core.errors import DplError
 from dpl.runs.online import OnlineResult
 
 __all__ = [
-    "Event", "Failure", "OnEvent", "attempt", "failures", "run_cases", "run_in_processes", "settle", "waiting",
+    "OnProgress",
+    "UnitFailure",
+    "UnitProgress",
+    "failures",
+    "pending_units",
+    "record_result",
+    "run_cells",
+    "run_in_processes",
+    "try_unit",
 ]  # fmt: skip
 
 _PAUSE = 0.5  # seconds between looks at what another process is doing
 
 
 @dataclass(frozen=True)
-class Event:
+class UnitProgress:
     """Something that happened to a unit: a batch was predicted, or the unit ended, well or with an error."""
 
     unit: Unit
@@ -48,18 +56,18 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Failure:
+class UnitFailure:
     """Why a unit could not be run."""
 
     reason: str
     details: str
 
 
-OnEvent = Callable[[Event], None]
+OnProgress = Callable[[UnitProgress], None]
 
 
-def run_cases(
-    cases: Sequence[Case], store: Store, context: Context, on_event: OnEvent = lambda event: None, *,
+def run_cells(
+    cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress = lambda event: None, *,
     since: float | None = None, go_on: Callable[[], bool] = lambda: True,
 ) -> dict[str, str]:  # fmt: skip
     """Run every unit that is not done and that no other process has claimed, until all are done.
@@ -69,49 +77,49 @@ def run_cases(
     """
     begun = time.time() if since is None else since
     while go_on():
-        ran = [_run_case(case, store, context, on_event, begun) for case in cases]
-        if not any(waiting(case, store, begun) for case in cases):
+        ran = [_run_cell(cell, store, context, on_progress, begun) for cell in cells]
+        if not any(pending_units(cell, store, begun) for cell in cells):
             break
         if not any(ran):
             time.sleep(_PAUSE)  # another process has what is left
-    return failures(cases, store, begun)
+    return failures(cells, store, begun)
 
 
-def failures(cases: Sequence[Case], store: Store, begun: float) -> dict[str, str]:
+def failures(cells: Sequence[Cell], store: Store, begun: float) -> dict[str, str]:
     """Return the reasons of the units that failed since the run began, by the unit's key."""
-    units = {unit.key: unit for case in cases for unit in case.units()}
+    units = {unit.key: unit for cell in cells for unit in cell.units()}
     return {key: error for key, unit in units.items() if (error := store.failure(unit, begun)) is not None}
 
 
-def _run_case(case: Case, store: Store, context: Context, on_event: OnEvent, begun: float) -> bool:
-    """Run what a case has ready, until it is complete or in others' hands; return whether anything was run."""
+def _run_cell(cell: Cell, store: Store, context: BenchContext, on_progress: OnProgress, begun: float) -> bool:
+    """Run what a cell has ready, until it is complete or in others' hands; return whether anything was run."""
     ran = False
-    while units := waiting(case, store, begun):
-        if not any([_run(unit, store, context, on_event, begun) for unit in units]):
+    while units := pending_units(cell, store, begun):
+        if not any([_run(unit, store, context, on_progress, begun) for unit in units]):
             return ran
         ran = True
     return ran
 
 
-def waiting(case: Case, store: Store, begun: float) -> list[Unit]:
-    """Return the units of a case that may run now, are not done and have not failed since the run began."""
-    return [unit for unit in ready(case, store) if store.failure(unit, begun) is None]
+def pending_units(cell: Cell, store: Store, begun: float) -> list[Unit]:
+    """Return the units of a cell that may run now, are not done and have not failed since the run began."""
+    return [unit for unit in runnable_units(cell, store) if store.failure(unit, begun) is None]
 
 
-def _run(unit: Unit, store: Store, context: Context, on_event: OnEvent, begun: float) -> bool:
+def _run(unit: Unit, store: Store, context: BenchContext, on_progress: OnProgress, begun: float) -> bool:
     """Run one unit unless another process does or did; return whether it was run here."""
     with store.claim(unit) as mine:
         if not mine or store.done(unit) or store.failure(unit, begun) is not None:
             return False
-        on_event(settle(unit, store, attempt(unit, context, on_event)))
+        on_progress(record_result(unit, store, try_unit(unit, context, on_progress)))
     return True
 
 
-def attempt(unit: Unit, context: Context, on_event: OnEvent) -> Outcome | Failure:
+def try_unit(unit: Unit, context: BenchContext, on_progress: OnProgress) -> Outcome | UnitFailure:
     """Run one unit and return what came of it."""
 
     def on_batch(result: OnlineResult) -> None:
-        on_event(Event(unit, len(result.labels), result.accuracy, result.seconds, latest=result.latest))
+        on_progress(UnitProgress(unit, len(result.labels), result.accuracy, result.seconds, latest=result.latest))
 
     try:
         return run_unit(unit, context, on_batch)
@@ -119,34 +127,34 @@ def attempt(unit: Unit, context: Context, on_event: OnEvent) -> Outcome | Failur
         raise
     except Exception as error:  # one broken method must not cost a night's other results
         reason = str(error) if isinstance(error, DplError) else f"{type(error).__name__}: {error}"
-        return Failure(reason, traceback.format_exc())
+        return UnitFailure(reason, traceback.format_exc())
 
 
-def settle(unit: Unit, store: Store, outcome: Outcome | Failure) -> Event:
+def record_result(unit: Unit, store: Store, outcome: Outcome | UnitFailure) -> UnitProgress:
     """Store a unit's results, or why there are none."""
-    if isinstance(outcome, Failure):
+    if isinstance(outcome, UnitFailure):
         store.note_failure(unit, outcome.reason, outcome.details)
-        return Event(unit, 0, float("nan"), ended=True, error=outcome.reason)
+        return UnitProgress(unit, 0, float("nan"), ended=True, error=outcome.reason)
     store.commit(unit, outcome)
     images = sum(record["n"] for record in outcome.records)
     accuracy = sum(record["accuracy"] for record in outcome.records) / len(outcome.records)
     seconds = sum(record["seconds_per_image"] * record["n"] for record in outcome.records)
-    return Event(unit, images, accuracy, seconds, ended=True)
+    return UnitProgress(unit, images, accuracy, seconds, ended=True)
 
 
 def run_in_processes(
-    cases: Sequence[Case], store: Store, context: Context, workers: int, threads: int, on_event: OnEvent
+    cells: Sequence[Cell], store: Store, context: BenchContext, workers: int, threads: int, on_progress: OnProgress
 ) -> dict[str, str]:
-    """Do as `run_cases` with several processes, each with its own threads; events come from all of them."""
+    """Do as `run_cells` with several processes, each with its own threads; events come from all of them."""
     begun = time.time()
     spawn = multiprocessing.get_context("spawn")
     events: Any = spawn.Queue()
-    arguments = (list(cases), store, context, threads, begun, events)
+    arguments = (list(cells), store, context, threads, begun, events)
     processes = [spawn.Process(target=_worker, args=arguments, daemon=True) for _ in range(workers)]
     try:
         for process in processes:
             process.start()
-        _listen(processes, events, on_event)
+        _listen(processes, events, on_progress)
     finally:
         for process in processes:
             if process.is_alive():
@@ -154,26 +162,26 @@ def run_in_processes(
             process.join()
     if any(process.exitcode for process in processes):
         raise DplError("a worker process ended before its work; what was finished is kept. Run again to go on")
-    return run_cases(cases, store, context, on_event, since=begun)  # collects failures; nothing is left to run
+    return run_cells(cells, store, context, on_progress, since=begun)  # collects failures; nothing is left to run
 
 
-def _listen(processes: Sequence[BaseProcess], events: Any, on_event: OnEvent) -> None:
+def _listen(processes: Sequence[BaseProcess], events: Any, on_progress: OnProgress) -> None:
     while True:
         alive = any(process.is_alive() for process in processes)
         try:
             while True:
-                on_event(events.get(timeout=_PAUSE if alive else 0))
+                on_progress(events.get(timeout=_PAUSE if alive else 0))
         except queue.Empty:
             if not alive:
                 return
 
 
-def _worker(cases: list[Case], store: Store, context: Context, threads: int, begun: float, events: Any) -> None:
+def _worker(cells: list[Cell], store: Store, context: BenchContext, threads: int, begun: float, events: Any) -> None:
     parent = multiprocessing.parent_process()
     keep_freed_memory()
     torch.set_num_threads(threads)
     try:
-        run_cases(cases, store, context, events.put, since=begun, go_on=lambda: parent is None or parent.is_alive())
+        run_cells(cells, store, context, events.put, since=begun, go_on=lambda: parent is None or parent.is_alive())
     except KeyboardInterrupt:  # the parent says so for all
         events.cancel_join_thread()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""From an experiment file to cases: every method on every stream with every seed."""
+"""From an experiment file to cells: every method on every stream with every seed."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, known_domains
 from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections
-from dpl.bench.selection import Candidate, Case, candidates
+from dpl.bench.selection import Candidate, Cell, candidates
 from dpl.bench.unit import SourceData, Unit, method_kind, resolved_settings
 from dpl.bench.weights import check_training, fill_pattern
 from dpl.core.errors import DataError, SettingError, did_you_mean
@@ -17,11 +17,11 @@ from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import choose_domains
 from dpl.streams import PROTOCOLS
 
-__all__ = ["Grid", "Places", "read_grid"]
+__all__ = ["ExperimentGrid", "FileLocations", "read_grid"]
 
 
 @dataclass
-class Places:
+class FileLocations:
     """Where the files that an experiment names lie on this machine; collects them by the hash of their content."""
 
     data: Path
@@ -47,17 +47,17 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Grid:
+class ExperimentGrid:
     """A file's experiments, in the order in which its tables list them."""
 
     title: str
     sections: tuple[Section, ...]
-    cases: tuple[Case, ...]
+    cells: tuple[Cell, ...]
     files: Mapping[str, Path]
 
     def units(self) -> list[Unit]:
         """Return every unit that may have to run, each once."""
-        return list({unit.key: unit for case in self.cases for unit in case.units()}.values())
+        return list({unit.key: unit for cell in self.cells for unit in cell.units()}.values())
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,18 @@ class _Stream:
     source: str | None = None
 
 
-def read_grid(path: Path, places: Places, *, limit: int | None = None) -> Grid:
+def read_grid(path: Path, places: FileLocations, *, limit: int | None = None) -> ExperimentGrid:
     """Read an experiment file; `limit` puts a bound on the images of each domain."""
     title, sections = read_sections(path)
     bounded = [s if limit is None else replace(s, limit=min(limit, s.limit or limit)) for s in sections]
-    cases: list[Case] = []
+    cells: list[Cell] = []
     for section in bounded:
         try:
             _check_section(section)
-            cases += _cases(section, places)
+            cells += _cells(section, places)
         except SettingError as error:
             raise SettingError(f"{path}: {section.name}: {error}") from error
-    return Grid(title, tuple(bounded), tuple(cases), places.files)
+    return ExperimentGrid(title, tuple(bounded), tuple(cells), places.files)
 
 
 def _check_section(section: Section) -> None:
@@ -122,11 +122,11 @@ def _setting_names(method: str) -> list[str]:
     return [f.name for f in dataclasses.fields(method_kind(method).settings_class)]
 
 
-def _cases(section: Section, places: Places) -> Iterator[Case]:
+def _cells(section: Section, places: FileLocations) -> Iterator[Cell]:
     for entry in section.methods:
         for seed in section.seeds:
             for stream in _streams(section, seed):
-                yield _case(section, entry, stream, places)
+                yield _cell(section, entry, stream, places)
 
 
 def _streams(section: Section, seed: int) -> Iterator[_Stream]:
@@ -167,7 +167,7 @@ def _domain_streams(section: Section, seed: int) -> Iterator[_Stream]:
                 yield _Stream((target,), (source,), seed, target=target, source=source)
 
 
-def _case(section: Section, entry: MethodEntry, stream: _Stream, places: Places) -> Case:
+def _cell(section: Section, entry: MethodEntry, stream: _Stream, places: FileLocations) -> Cell:
     names = _setting_names(entry.method)
     common = {name: value for name, value in section.settings.items() if name in names}
     grid = _searched(section, entry, names)
@@ -177,7 +177,7 @@ def _case(section: Section, entry: MethodEntry, stream: _Stream, places: Places)
         target = _unit(section, entry, stream, {"seed": stream.seed, **common, **entry.settings, **values}, places)
         judges = tuple(_validation(target, domain) for domain in stream.trained_on) if len(choices) > 1 else ()
         built.append(Candidate(values, target, judges))
-    return Case(section.name, entry.label, stream.seed, tuple(built), stream.source, section.oracle and len(built) > 1)
+    return Cell(section.name, entry.label, stream.seed, tuple(built), stream.source, section.oracle and len(built) > 1)
 
 
 def _searched(section: Section, entry: MethodEntry, names: list[str]) -> dict[str, tuple[Any, ...]]:
@@ -194,7 +194,9 @@ def _validation(target: Unit, domain: str) -> Unit:
     return replace(target, domains=(domain,), part="outside", protocol="reset_each_shift")
 
 
-def _unit(section: Section, entry: MethodEntry, stream: _Stream, settings: dict[str, Any], places: Places) -> Unit:
+def _unit(
+    section: Section, entry: MethodEntry, stream: _Stream, settings: dict[str, Any], places: FileLocations
+) -> Unit:
     by_domain = section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE)
     files = {name: getattr(section, name) for name in ("images", "classes") if getattr(section, name)}
     return Unit(
@@ -222,7 +224,7 @@ def _unit(section: Section, entry: MethodEntry, stream: _Stream, settings: dict[
     )
 
 
-def _weights(section: Section, stream: _Stream, places: Places) -> Path:
+def _weights(section: Section, stream: _Stream, places: FileLocations) -> Path:
     """Return the path of the source weights; weights that `dpl train` made must fit the experiment."""
     words = {
         "weights": places.weights, "data": places.data, "dataset": section.dataset, "network": section.network,

@@ -17,11 +17,20 @@ from dpl.data.transforms import make_transform
 from dpl.streams import Domain, Segment, domainbed_split
 
 if TYPE_CHECKING:
-    from dpl.bench.context import Context
+    from dpl.bench.context import BenchContext
 
 __all__ = [
-    "CLEAN", "CORRUPTED", "DOMAINS", "Part", "Streamed", "check_data", "known_domains", "open_parts", "part_of",
-    "segment_batches", "streamed_image",
+    "CLEAN",
+    "CORRUPTED",
+    "DOMAINS",
+    "Streamed",
+    "StreamedDomain",
+    "check_data",
+    "known_domains",
+    "open_parts",
+    "part_of",
+    "segment_batches",
+    "streamed_image",
 ]  # fmt: skip
 
 # Data sets by what their domains are.
@@ -37,7 +46,7 @@ CLEAN = {"cifar10": "test", "cifar100": "test", "imagenet": "val"}
 
 
 @dataclass(frozen=True)
-class Part:
+class StreamedDomain:
     """One domain as it is streamed: its images, and where they stand in the whole domain."""
 
     domain: Domain
@@ -55,13 +64,13 @@ def known_domains(dataset: str, corrupted: bool) -> tuple[str, ...]:
     return (*CORRUPTIONS, *EXTRA_CORRUPTIONS) if corrupted or dataset in CORRUPTED else (CLEAN[dataset],)
 
 
-def open_parts(unit: Unit, context: "Context") -> list[Part]:
+def open_parts(unit: Unit, context: "BenchContext") -> list[StreamedDomain]:
     """Open every domain of a unit, at every severity, restricted to the images that are streamed."""
     levels: Sequence[int | None] = unit.severities or (None,)
     return [_open(unit, context, name, level) for level in levels for name in unit.domains]
 
 
-def _open(unit: Unit, context: "Context", name: str, severity: int | None) -> Part:
+def _open(unit: Unit, context: "BenchContext", name: str, severity: int | None) -> StreamedDomain:
     image_set, index, notes = _domain(unit, context, name, severity)
     if not image_set.labelled:
         raise DataError(f"{image_set.name}: some of its images have no label; accuracy needs one for each")
@@ -74,10 +83,12 @@ def _open(unit: Unit, context: "Context", name: str, severity: int | None) -> Pa
         )
     else:
         chosen = image_set.subset(positions)
-    return Part(Domain(name, chosen.labels, severity), chosen, positions, len(image_set), notes)
+    return StreamedDomain(Domain(name, chosen.labels, severity), chosen, positions, len(image_set), notes)
 
 
-def _domain(unit: Unit, context: "Context", name: str, severity: int | None) -> tuple[ImageSet, int, tuple[str, ...]]:
+def _domain(
+    unit: Unit, context: "BenchContext", name: str, severity: int | None
+) -> tuple[ImageSet, int, tuple[str, ...]]:
     """Return a domain's whole image set, the domain's number in the benchmark, and what was noted of its data."""
     options: dict[str, Any] = {option: context.file(digest) for option, digest in unit.files.items()}
     if unit.dataset in CORRUPTED:
@@ -97,7 +108,7 @@ class Streamed:
     classes: tuple[str, ...]
 
 
-def streamed_image(unit: Unit, context: "Context", domain: int, sample: int) -> Streamed:
+def streamed_image(unit: Unit, context: "BenchContext", domain: int, sample: int) -> Streamed:
     """Return an image by the numbers under which a unit's predictions know it, corrupted as it was, not resized."""
     levels: Sequence[int | None] = unit.severities or (None,)
     name, severity = [(name, level) for level in levels for name in unit.domains][domain]
@@ -132,7 +143,9 @@ def _first(positions: Indices, limit: int | None) -> Indices:
     return positions[np.sort(drawn)]
 
 
-def segment_batches(segment: Segment, parts: Sequence[Part], unit: Unit, context: "Context") -> Iterator[Batch]:
+def segment_batches(
+    segment: Segment, parts: Sequence[StreamedDomain], unit: Unit, context: "BenchContext"
+) -> Iterator[Batch]:
     """Yield a segment's images in order of arrival; `indices` are rows of the set that `joined` makes of the parts."""
     numbers = sorted(set(segment.indices[:, 0].tolist()))
     chosen = joined([parts[number].images for number in numbers])
@@ -143,7 +156,7 @@ def segment_batches(segment: Segment, parts: Sequence[Part], unit: Unit, context
     return batches(chosen, rows, transform, unit.batch_size, workers=context.workers, cache=context.decoded)
 
 
-def check_data(units: Iterable[Unit], context: "Context") -> list[str]:
+def check_data(units: Iterable[Unit], context: "BenchContext") -> list[str]:
     """Open all that the units stream, without reading images, so that a wrong folder is told before the first run.
 
     Returns in what the data differ from the published ones.

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpl import __version__
-from dpl.bench.context import Context
-from dpl.bench.engine import Event, Failure, OnEvent, failures, settle, waiting
+from dpl.bench.context import BenchContext
+from dpl.bench.engine import OnProgress, UnitFailure, UnitProgress, failures, pending_units, record_result
 from dpl.bench.ray_desk import Hub, Setup, work
 from dpl.bench.ray_placing import absolute, data_parcel, file_parcel
-from dpl.bench.selection import Case
+from dpl.bench.selection import Cell
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit
 from dpl.core.errors import DplError, SettingError
@@ -64,22 +64,22 @@ class RayOptions:
 
 
 def run_on_ray(
-    cases: Sequence[Case], store: Store, context: Context, on_event: OnEvent = lambda event: None,
+    cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress = lambda event: None,
     options: RayOptions | None = None,
 ) -> dict[str, str]:  # fmt: skip
-    """Do as `run_cases` on a Ray cluster; return the errors by the unit's key."""
+    """Do as `run_cells` on a Ray cluster; return the errors by the unit's key."""
     asked = options or RayOptions()
     ray = optional("ray", "ray")
     begun = time.time()
     with ExitStack() as claims, _connected(ray, asked) as own:
-        driver = _Driver(ray, cases, store, asked, on_event, begun, claims)
+        driver = _Driver(ray, cells, store, asked, on_progress, begun, claims)
         try:
             driver.start(context)
             driver.run()
         finally:
             if not own:  # tasks end with their connection, but this one goes on
                 driver.cancel()
-    return failures(cases, store, begun)
+    return failures(cells, store, begun)
 
 
 @contextmanager
@@ -120,24 +120,24 @@ class _Driver:
     """Hands out units, listens, and stores what comes back."""
 
     ray: Any
-    cases: Sequence[Case]
+    cells: Sequence[Cell]
     store: Store
     options: RayOptions
-    on_event: OnEvent
+    on_progress: OnProgress
     begun: float
     claims: ExitStack
     out: dict[Any, tuple[Unit, ExitStack]] = field(default_factory=dict)
     todo: deque[Unit] = field(default_factory=deque)
     queued: set[str] = field(default_factory=set)
 
-    def start(self, context: Context) -> None:
+    def start(self, context: BenchContext) -> None:
         """Make what all tasks need known to the cluster."""
         context = absolute(context)
-        units = list({unit.key: unit for case in self.cases for unit in case.units()}.values())
-        self.of: dict[str, list[Case]] = {}
-        for case in self.cases:
-            for unit in case.units():
-                self.of.setdefault(unit.key, []).append(case)
+        units = list({unit.key: unit for cell in self.cells for unit in cell.units()}.values())
+        self.of: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            for unit in cell.units():
+                self.of.setdefault(unit.key, []).append(cell)
         gpus = self._gpus()
         data = data_parcel(units, context)
         files = {digest: file_parcel(path) for digest, path in context.files.items()}
@@ -165,7 +165,7 @@ class _Driver:
 
     def run(self) -> None:
         """Run all units that are ready, then those that become ready by them, until nothing is left."""
-        self._queue(self.cases)
+        self._queue(self.cells)
         while self.out or self.todo:
             self._hand_out()
             if self.out:
@@ -173,7 +173,7 @@ class _Driver:
             else:
                 time.sleep(_PAUSE)  # another process has what is left
             if not self.out:
-                self._queue(self.cases)
+                self._queue(self.cells)
 
     def _wait(self) -> None:
         landed, _ = self.ray.wait(list(self.out), num_returns=1, timeout=_PAUSE)
@@ -186,9 +186,9 @@ class _Driver:
         for reference in self.out:
             self.ray.cancel(reference)
 
-    def _queue(self, cases: Sequence[Case]) -> None:
-        for case in cases:
-            for unit in waiting(case, self.store, self.begun):
+    def _queue(self, cells: Sequence[Cell]) -> None:
+        for cell in cells:
+            for unit in pending_units(cell, self.store, self.begun):
                 if unit.key not in self.queued:
                     self.queued.add(unit.key)
                     self.todo.append(unit)
@@ -211,12 +211,12 @@ class _Driver:
     def _listen(self) -> None:
         flying = {unit.key for unit, _ in self.out.values()}
         try:
-            events: list[Event] = self.ray.get(self.hub.heard.remote(), timeout=10)
+            events: list[UnitProgress] = self.ray.get(self.hub.heard.remote(), timeout=10)
         except self.ray.exceptions.RayError:  # it is being started again: progress shows a little later
             return
         for event in events:
             if event.unit.key in flying:
-                self.on_event(event)
+                self.on_progress(event)
 
     def _land(self, reference: Any) -> None:
         """Store what a task returned, or why it did not."""
@@ -227,8 +227,8 @@ class _Driver:
             except self.ray.exceptions.RayError as error:
                 if isinstance(cause := getattr(error, "cause", None), DplError):
                     raise cause from error  # a node that cannot work at all would fail all units
-                outcome = Failure(_reason(error, self.options.retries), str(error))
-            self.on_event(settle(unit, self.store, outcome))
+                outcome = UnitFailure(_reason(error, self.options.retries), str(error))
+            self.on_progress(record_result(unit, self.store, outcome))
         self._queue(self.of[unit.key])
 
 

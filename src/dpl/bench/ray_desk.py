@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from dpl import __version__
-from dpl.bench.context import Context
-from dpl.bench.engine import Event, Failure, attempt
+from dpl.bench.context import BenchContext
+from dpl.bench.engine import UnitFailure, UnitProgress, try_unit
 from dpl.bench.ray_placing import Parcel, place
 from dpl.bench.run import Outcome
 from dpl.bench.unit import Unit
@@ -33,17 +33,17 @@ class Hub:
         """Take a reference to the parcels: they may be many names, and the hub may have to be started again."""
         (reference,) = parcels
         self._parcels: dict[str, Parcel] = optional("ray", "ray").get(reference)
-        self._said: dict[str, Event] = {}
+        self._said: dict[str, UnitProgress] = {}
 
     def part(self, key: str, number: int) -> list[tuple[str, bytes]]:
         """Return a part of a parcel."""
         return self._parcels[key].read(number)
 
-    def say(self, event: Event) -> None:
+    def say(self, event: UnitProgress) -> None:
         """Take in how a unit stands; only the last word counts."""
         self._said[event.unit.key] = event
 
-    def heard(self) -> list[Event]:
+    def heard(self) -> list[UnitProgress]:
         """Return what was said since the last time."""
         said, self._said = self._said, {}
         return list(said.values())
@@ -53,7 +53,7 @@ class Hub:
 class Setup:
     """What all tasks of a run have in common."""
 
-    context: Context
+    context: BenchContext
     data: Parcel
     files: dict[str, Parcel]
     hub: Any
@@ -68,7 +68,7 @@ class _Desk:
     """One process of a node: its context stays from unit to unit, with the data set and the last model."""
 
     setup: Setup
-    context: Context = field(init=False)
+    context: BenchContext = field(init=False)
 
     def __post_init__(self) -> None:
         self.node = optional("ray", "ray").get_runtime_context().get_node_id()
@@ -86,14 +86,14 @@ class _Desk:
             return Path(gettempdir()) / f"dpl-{os.getuid()}"
         return Path(self.setup.node_folder.replace("{node}", self.node))
 
-    def ready(self, unit: Unit) -> Context:
+    def ready(self, unit: Unit) -> BenchContext:
         """Return the context, with the files that a unit needs."""
         wanted = {unit.weights, *unit.files.values()} - set(self.context.files)
         found = {digest: self._file(digest, self.setup.files[digest]) for digest in wanted}
         self.context.files = {**self.context.files, **found}
         return self.context
 
-    def say(self, event: Event) -> None:
+    def say(self, event: UnitProgress) -> None:
         """Tell how a unit stands, now and then."""
         if time.monotonic() >= self._next_word:
             self._next_word = time.monotonic() + _REPORT_EVERY
@@ -119,7 +119,7 @@ class _Desk:
 _desks: dict[str, _Desk] = {}
 
 
-def work(unit: Unit, setups: list[Any]) -> Outcome | Failure:
+def work(unit: Unit, setups: list[Any]) -> Outcome | UnitFailure:
     """Run one unit in a process of the cluster."""
     (reference,) = setups
     run = reference.hex()
@@ -133,4 +133,4 @@ def work(unit: Unit, setups: list[Any]) -> Outcome | Failure:
             )
         _desks[run] = _Desk(setup)
     desk = _desks[run]
-    return attempt(unit, desk.ready(unit), desk.say)
+    return try_unit(unit, desk.ready(unit), desk.say)

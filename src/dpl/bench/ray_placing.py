@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from dpl.bench.context import Context
+from dpl.bench.context import BenchContext
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError, DplError
 from dpl.data import Benchmark
@@ -32,7 +32,7 @@ Piece = tuple[str, int, int]  # name, first byte, number of bytes
 Fetch = Callable[[int], list[tuple[str, bytes]]]
 
 
-def absolute(context: Context) -> Context:
+def absolute(context: BenchContext) -> BenchContext:
     """Return the context as processes that start in another folder need it."""
     return replace(
         context,
@@ -98,7 +98,7 @@ def file_parcel(path: Path) -> Parcel:
     return Parcel(path.parent, ((path.name, status.st_size, status.st_mtime_ns),))
 
 
-def data_parcel(units: Iterable[Unit], context: Context) -> Parcel:
+def data_parcel(units: Iterable[Unit], context: BenchContext) -> Parcel:
     """Return the files of the data sets that the units need: of the data folder only the entries that hold them."""
     chosen = {unit.dataset: unit for unit in units}
     wanted: set[Path] = set()
@@ -111,7 +111,7 @@ def data_parcel(units: Iterable[Unit], context: Context) -> Parcel:
     return Parcel(context.data, tuple(_listed(context.data, below)))
 
 
-def _entries(unit: Unit | None, context: Context) -> set[Path]:
+def _entries(unit: Unit | None, context: BenchContext) -> set[Path]:
     """Return the one entry of the data folder in which a data set is found just as in all of it, or all entries."""
     everything = sorted(context.data.iterdir())
     if unit is None:
@@ -122,13 +122,13 @@ def _entries(unit: Unit | None, context: Context) -> set[Path]:
         for entry in everything:
             link = Path(view) / entry.name
             link.symlink_to(entry.absolute())
-            if _same(_opened(unit, Context(Path(view), context.files)), whole):
+            if _same(_opened(unit, BenchContext(Path(view), context.files)), whole):
                 return {entry}
             link.unlink()
     return set(everything)
 
 
-def _opened(unit: Unit, context: Context) -> Benchmark | None:
+def _opened(unit: Unit, context: BenchContext) -> Benchmark | None:
     severities = unit.severities[:1] if unit.corrupt is None else ()
     options = {name: context.file(digest) for name, digest in unit.files.items()}
     corrupted = {"domains": unit.domains, "severity": severities[0]} if severities else {}

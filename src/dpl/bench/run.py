@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpl.bench.context import Context, Prepared
-from dpl.bench.images import Part, open_parts, segment_batches
+from dpl.bench.context import BenchContext, PreparedModel
+from dpl.bench.images import StreamedDomain, open_parts, segment_batches
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch
@@ -52,7 +52,7 @@ class _Reader:
                 yield batch.images.to(self.device, memory_format=torch.channels_last), batch.labels
 
 
-def run_unit(unit: Unit, context: Context, on_batch: OnBatch | None = None) -> Outcome:
+def run_unit(unit: Unit, context: BenchContext, on_batch: OnBatch | None = None) -> Outcome:
     """Run a unit from the source model on; the same unit on the same data gives the same figures."""
     parts = open_parts(unit, context)
     segments = plan(
@@ -78,7 +78,7 @@ def run_unit(unit: Unit, context: Context, on_batch: OnBatch | None = None) -> O
 
 
 def _predictions(
-    number: int, segment: Segment, parts: Sequence[Part], reader: _Reader, result: OnlineResult
+    number: int, segment: Segment, parts: Sequence[StreamedDomain], reader: _Reader, result: OnlineResult
 ) -> dict[str, NDArray[Any]]:
     """Return what is kept of each image: two bytes for a class, two for a confidence."""
     members = sorted(set(segment.indices[:, 0].tolist()))
@@ -97,7 +97,11 @@ def _predictions(
 
 
 def _segment_record(
-    segment: Segment, parts: Sequence[Part], reader: _Reader, result: OnlineResult, column: dict[str, NDArray[Any]]
+    segment: Segment,
+    parts: Sequence[StreamedDomain],
+    reader: _Reader,
+    result: OnlineResult,
+    column: dict[str, NDArray[Any]],
 ) -> Record:
     classes = len(parts[0].images.classes)
     labels, correct = np.asarray(result.labels), result.correct
@@ -131,7 +135,7 @@ def _segment_record(
     }
 
 
-def _shared(unit: Unit, parts: Sequence[Part], prepared: Prepared) -> Record:
+def _shared(unit: Unit, parts: Sequence[StreamedDomain], prepared: PreparedModel) -> Record:
     """Return what all segments of a unit have in common."""
     model, names = prepared.model, prepared.model.trainable
     return {

@@ -13,7 +13,7 @@ from typing import Any
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit
 
-__all__ = ["PAPER_GRID", "Candidate", "Case", "best", "candidates", "chosen", "complete", "oracle", "ready"]
+__all__ = ["PAPER_GRID", "Candidate", "Cell", "best", "candidates", "chosen", "complete", "oracle", "runnable_units"]
 
 PAPER_GRID: Mapping[str, tuple[Any, ...]] = {"lr": (5e-6, 5e-5, 5e-4), "steps": (1, 2)}
 
@@ -28,7 +28,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Case:
+class Cell:
     """One cell of a table: a method on a stream with a seed, and its candidates (one: nothing to choose)."""
 
     section: str
@@ -41,7 +41,7 @@ class Case:
     """Run every candidate on the target too, to show what the best one would have reached."""
 
     def units(self) -> list[Unit]:
-        """Return every unit that may have to run for this case."""
+        """Return every unit that may have to run for this cell."""
         return [unit for candidate in self.candidates for unit in (*candidate.validation, candidate.target)]
 
 
@@ -55,35 +55,35 @@ def best(scores: Sequence[float]) -> int:
     return max(range(len(scores)), key=lambda i: (scores[i] == scores[i], scores[i], -i))
 
 
-def ready(case: Case, store: Store) -> list[Unit]:
-    """Return the units of a case that may run now and are not done."""
-    if len(case.candidates) == 1:
-        units = [case.candidates[0].target]
-    elif waiting := [u for c in case.candidates for u in c.validation if not store.done(u)]:
-        return waiting
+def runnable_units(cell: Cell, store: Store) -> list[Unit]:
+    """Return the units of a cell that may run now and are not done."""
+    if len(cell.candidates) == 1:
+        units = [cell.candidates[0].target]
+    elif open_units := [u for c in cell.candidates for u in c.validation if not store.done(u)]:
+        return open_units
     else:
-        first = chosen(case, store).target
-        units = [first, *(c.target for c in case.candidates if case.oracle and c.target.key != first.key)]
+        first = chosen(cell, store).target
+        units = [first, *(c.target for c in cell.candidates if cell.oracle and c.target.key != first.key)]
     return [unit for unit in units if not store.done(unit)]
 
 
-def complete(case: Case, store: Store) -> bool:
-    """Say whether everything of a case is done."""
-    return not ready(case, store)
+def complete(cell: Cell, store: Store) -> bool:
+    """Say whether everything of a cell is done."""
+    return not runnable_units(cell, store)
 
 
-def chosen(case: Case, store: Store) -> Candidate:
+def chosen(cell: Cell, store: Store) -> Candidate:
     """Return the candidate with the highest mean accuracy on the source domains' held-out images."""
-    if len(case.candidates) == 1:
-        return case.candidates[0]
-    return case.candidates[best([validation_score(candidate, store) for candidate in case.candidates])]
+    if len(cell.candidates) == 1:
+        return cell.candidates[0]
+    return cell.candidates[best([validation_score(candidate, store) for candidate in cell.candidates])]
 
 
-def oracle(case: Case, store: Store) -> Candidate | None:
+def oracle(cell: Cell, store: Store) -> Candidate | None:
     """Return the candidate that is best on the target, or None where not all have been run there."""
-    if len(case.candidates) == 1 or not all(store.done(c.target) for c in case.candidates):
+    if len(cell.candidates) == 1 or not all(store.done(c.target) for c in cell.candidates):
         return None
-    return case.candidates[best([_accuracy(candidate.target, store) for candidate in case.candidates])]
+    return cell.candidates[best([_accuracy(candidate.target, store) for candidate in cell.candidates])]
 
 
 def validation_score(candidate: Candidate, store: Store) -> float:

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from dpl.bench.context import Context
-from dpl.bench.engine import Event, OnEvent, failures, run_cases, waiting
+from dpl.bench.context import BenchContext
+from dpl.bench.engine import OnProgress, UnitProgress, failures, pending_units, run_cells
 from dpl.bench.ray_placing import absolute
-from dpl.bench.selection import Case
+from dpl.bench.selection import Cell
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit
 from dpl.core.allocator import keep_freed_memory
@@ -56,15 +56,15 @@ class SlurmOptions:
 class _Job:
     """What a job runs; submitit asks it for the way to go on when its time is over."""
 
-    def __init__(self, cases: list[Case], store: Store, context: Context, threads: int, begun: float) -> None:
-        self.arguments = (cases, store, context, threads, begun)
+    def __init__(self, cells: list[Cell], store: Store, context: BenchContext, threads: int, begun: float) -> None:
+        self.arguments = (cells, store, context, threads, begun)
 
     def __call__(self) -> None:
         """Run what no other job has claimed."""
-        cases, store, context, threads, begun = self.arguments
+        cells, store, context, threads, begun = self.arguments
         torch.set_num_threads(threads)
         keep_freed_memory()
-        run_cases(cases, store, context, since=begun)
+        run_cells(cells, store, context, since=begun)
 
     def checkpoint(self) -> Any:
         """Begin again: finished units are in the store."""
@@ -72,25 +72,25 @@ class _Job:
 
 
 def run_on_slurm(
-    cases: Sequence[Case], store: Store, context: Context, on_event: OnEvent = lambda event: None,
+    cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress = lambda event: None,
     options: SlurmOptions | None = None,
 ) -> dict[str, str]:  # fmt: skip
-    """Do as `run_cases` with jobs of a Slurm cluster; return the errors by the unit's key."""
+    """Do as `run_cells` with jobs of a Slurm cluster; return the errors by the unit's key."""
     asked = options or SlurmOptions()
     submitit = optional("submitit", "slurm")
     begun = time.time()
     folder = store.root.absolute() / "jobs"
-    watch = _Watch(cases, store, begun, on_event)
+    watch = _Watch(cells, store, begun, on_progress)
     placed = replace(absolute(context), device="cuda" if asked.gpus else context.device)
-    job = _Job(list(cases), Store(store.root.absolute()), placed, asked.cpus, begun)
+    job = _Job(list(cells), Store(store.root.absolute()), placed, asked.cpus, begun)
     for _ in range(asked.retries + 1):
-        count = min(asked.jobs, sum(len(waiting(case, store, begun)) for case in cases))
+        count = min(asked.jobs, sum(len(pending_units(cell, store, begun)) for cell in cells))
         if count == 0:
             break
         _run_round(_executor(submitit, folder, asked), job, count, watch)
-    if any(waiting(case, store, begun) for case in cases):
+    if any(pending_units(cell, store, begun) for cell in cells):
         raise DplError(f"jobs ended before their work; {folder} has what they said. Run again to go on")
-    return failures(cases, store, begun)
+    return failures(cells, store, begun)
 
 
 def _executor(submitit: Any, folder: Path, options: SlurmOptions) -> Any:
@@ -130,10 +130,10 @@ def _run_round(executor: Any, job: _Job, count: int, watch: "_Watch") -> None:
 class _Watch:
     """Tells what the jobs have finished, as the store shows it."""
 
-    def __init__(self, cases: Sequence[Case], store: Store, begun: float, on_event: OnEvent) -> None:
-        units = {unit.key: unit for case in cases for unit in case.units()}
+    def __init__(self, cells: Sequence[Cell], store: Store, begun: float, on_progress: OnProgress) -> None:
+        units = {unit.key: unit for cell in cells for unit in cell.units()}
         self._left: dict[str, Unit] = {key: unit for key, unit in units.items() if not store.done(unit)}
-        self._store, self._begun, self._on_event = store, begun, on_event
+        self._store, self._begun, self._on_event = store, begun, on_progress
 
     def look(self) -> None:
         """Report units that were finished, or failed, since the last look."""
@@ -142,10 +142,12 @@ class _Watch:
             if not self._store.done(unit) and (error := self._store.failure(unit, self._begun)) is None:
                 continue
             del self._left[key]
-            self._on_event(Event(unit, 0, float("nan"), ended=True, error=error) if error else self._finished(unit))
+            self._on_event(
+                UnitProgress(unit, 0, float("nan"), ended=True, error=error) if error else self._finished(unit)
+            )
 
-    def _finished(self, unit: Unit) -> Event:
+    def _finished(self, unit: Unit) -> UnitProgress:
         records = self._store.records(unit)
         accuracy = sum(record["accuracy"] for record in records) / len(records)
         seconds = sum(record["seconds_per_image"] * record["n"] for record in records)
-        return Event(unit, sum(record["n"] for record in records), accuracy, seconds, ended=True)
+        return UnitProgress(unit, sum(record["n"] for record in records), accuracy, seconds, ended=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from dpl.bench.selection import Case, chosen, complete, oracle
+from dpl.bench.selection import Cell, chosen, complete, oracle
 from dpl.bench.store import Store
 
-__all__ = ["MeasuredTable", "case_rows", "measured_tables"]
+__all__ = ["MeasuredTable", "cell_rows", "measured_tables"]
 
 Row = dict[str, Any]
 
@@ -26,20 +26,20 @@ class MeasuredTable:
     regenerated: bool
 
 
-def case_rows(cases: Iterable[Case], store: Store) -> list[Row]:
+def cell_rows(cells: Iterable[Cell], store: Store) -> list[Row]:
     """Return one row per finished segment, with the settings that were chosen and, beside, the oracle's figure."""
-    return [row for case in cases if complete(case, store) for row in _rows(case, store)]
+    return [row for cell in cells if complete(cell, store) for row in _rows(cell, store)]
 
 
-def _rows(case: Case, store: Store) -> list[Row]:
-    picked, ideal = chosen(case, store), oracle(case, store)
+def _rows(cell: Cell, store: Store) -> list[Row]:
+    picked, ideal = chosen(cell, store), oracle(cell, store)
     ideals = {} if ideal is None else {_place(r): r["accuracy"] for r in store.records(ideal.target)}
-    shared = {"section": case.section, "label": case.label, "chosen": dict(picked.values)}
+    shared = {"section": cell.section, "label": cell.label, "chosen": dict(picked.values)}
     if ideal is not None:
         shared["oracle_chosen"] = dict(ideal.values)
     rows = []
     for record in store.records(picked.target):
-        column = f"{case.source}->{record['segment']}" if case.source else record["segment"]
+        column = f"{cell.source}->{record['segment']}" if cell.source else record["segment"]
         beside = {"oracle_accuracy": ideals[_place(record)]} if ideals else {}
         rows.append(shared | {"column": column} | picked.target.record() | record | beside)
     return rows

@@ -82,8 +82,13 @@ class Unit:
     @property
     def title(self) -> str:
         """A short name for people."""
+        return f"{self.method} on {self.stream_title}"
+
+    @property
+    def stream_title(self) -> str:
+        """A short name of the stream, which all methods share."""
         severities = f"@{','.join(map(str, self.severities))}" if self.severities else ""
-        return f"{self.method} on {self.dataset}/{','.join(self.domains)}{severities}, seed {self.seed}"
+        return f"{self.dataset}/{','.join(self.domains)}{severities}, seed {self.seed}"
 
     def record(self) -> dict[str, Any]:
         """Return the unit as plain data."""

@@ -9,7 +9,7 @@ from dpl.cli.engines import add_engine_arguments, run_with
 from dpl.core.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
-    from dpl.bench import Case, Event, Grid, MeasuredTable, Store
+    from dpl.bench import Cell, ExperimentGrid, MeasuredTable, Store, UnitProgress
 
 __all__ = ["add_arguments", "run"]
 
@@ -35,18 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run what is missing and print the tables."""
-    from dpl.bench import Places, Store, read_grid
+    from dpl.bench import FileLocations, Store, read_grid
 
     _check_numbers(args)
-    places = Places(args.data, args.weights or args.data / "weights", args.file.parent)
+    places = FileLocations(args.data, args.weights or args.data / "weights", args.file.parent)
     grid = read_grid(args.file, places, limit=args.limit)
-    cases = _chosen_cases(grid, args.only)
+    cells = _chosen_cells(grid, args.only)
     store = Store(args.out)
     if args.dry_run:
-        _print_plan(cases, store, args.json)
+        _print_plan(cells, store, args.json)
         return 0
-    failed = _run(args, grid, cases, store)
-    _print_results(grid, cases, store, failed, args.json)
+    failed = _run(args, grid, cells, store)
+    _print_results(grid, cells, store, failed, args.json)
     return 1 if failed else 0
 
 
@@ -57,78 +57,80 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise SettingError(f"--{name} {value}: expected at least 1")
 
 
-def _chosen_cases(grid: "Grid", words: list[str]) -> "list[Case]":
-    """Return the cases that fit every `--only`; a value that fits none is an error naming the nearest."""
-    cases = list(grid.cases)
+def _chosen_cells(grid: "ExperimentGrid", words: list[str]) -> "list[Cell]":
+    """Return the cells that fit every `--only`; a value that fits none is an error naming the nearest."""
+    cells = list(grid.cells)
     for word in words:
         key, _, values = word.partition("=")
         if key not in _ONLY or not values:
             raise SettingError(f"--only {word}: expected KEY=VALUE with one of {', '.join(_ONLY)}")
-        known = {value for case in grid.cases for value in _values(case, key)}
+        known = {value for cell in grid.cells for value in _values(cell, key)}
         for value in (wanted := values.split(",")):
             if value not in known:
                 raise SettingError(f"--only {word}: {value!r} is not in this file. {did_you_mean(value, known)}")
-        cases = [case for case in cases if set(wanted) & _values(case, key)]
-    if not cases:
+        cells = [cell for cell in cells if set(wanted) & _values(cell, key)]
+    if not cells:
         raise SettingError(f"--only {' '.join(words)}: no run fits all of these")
-    return cases
+    return cells
 
 
-def _values(case: "Case", key: str) -> set[str]:
-    unit = case.candidates[0].target
-    return {"method": {case.label}, "target": set(unit.domains), "seed": {str(case.seed)}, "section": {case.section}}[
+def _values(cell: "Cell", key: str) -> set[str]:
+    unit = cell.candidates[0].target
+    return {"method": {cell.label}, "target": set(unit.domains), "seed": {str(cell.seed)}, "section": {cell.section}}[
         key
     ]
 
 
-def _run(args: argparse.Namespace, grid: "Grid", cases: "list[Case]", store: "Store") -> dict[str, str]:
+def _run(args: argparse.Namespace, grid: "ExperimentGrid", cells: "list[Cell]", store: "Store") -> dict[str, str]:
     import torch
 
-    from dpl.bench import Context
+    from dpl.bench import BenchContext
     from dpl.bench.images import check_data
-    from dpl.bench.plans import Plan, write_plan
+    from dpl.bench.plans import StoredRequest, write_request
     from dpl.cli.progress import board_of, log_event, watched
 
     threads = args.threads or max(1, torch.get_num_threads() // args.workers)
     torch.set_num_threads(threads)
     cache = args.cache or args.out / "cache"
-    context = Context(args.data, grid.files, cache=cache, decoded=args.cache, workers=1)
-    for note in check_data([unit for case in cases for unit in case.units()], context):
+    context = BenchContext(args.data, grid.files, cache=cache, decoded=args.cache, workers=1)
+    for note in check_data([unit for cell in cells for unit in cell.units()], context):
         warn(f"note: {note}")
-    write_plan(store.root, Plan(grid.title, str(args.data.resolve()), tuple(cases)))
-    with watched(grid.title, cases, store, quiet=args.json) as show, board_of(args.tensorboard) as board:
+    write_request(store.root, StoredRequest(grid.title, str(args.data.resolve()), tuple(cells)))
+    with watched(grid.title, cells, store, quiet=args.json) as show, board_of(args.tensorboard) as board:
 
-        def on_event(event: "Event") -> None:
+        def on_progress(event: "UnitProgress") -> None:
             show(event)
             log_event(board, event)
 
-        return run_with(args, cases, store, context, on_event)
+        return run_with(args, cells, store, context, on_progress)
 
 
-def _print_plan(cases: "list[Case]", store: "Store", as_json: bool) -> None:
-    from dpl.bench.selection import ready
+def _print_plan(cells: "list[Cell]", store: "Store", as_json: bool) -> None:
+    from dpl.bench.selection import runnable_units
 
     rows: list[dict[str, Any]] = [
         {
-            "section": case.section,
-            "method": case.label,
-            "stream": case.candidates[0].target.title.partition(" on ")[2],
-            "candidates": len(case.candidates),
-            "to_run": len(ready(case, store)),
+            "section": cell.section,
+            "method": cell.label,
+            "stream": cell.candidates[0].target.stream_title,
+            "candidates": len(cell.candidates),
+            "to_run": len(runnable_units(cell, store)),
         }
-        for case in cases
+        for cell in cells
     ]
     if as_json:
         print_json(rows)
         return
     print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
-    print(f"\n{len(cases)} cases, {sum(row['to_run'] for row in rows)} runs can start now")
+    print(f"\n{len(cells)} cells, {sum(row['to_run'] for row in rows)} runs can start now")
 
 
-def _print_results(grid: "Grid", cases: "list[Case]", store: "Store", failed: dict[str, str], as_json: bool) -> None:
-    from dpl.bench import case_rows, measured_tables
+def _print_results(
+    grid: "ExperimentGrid", cells: "list[Cell]", store: "Store", failed: dict[str, str], as_json: bool
+) -> None:
+    from dpl.bench import cell_rows, measured_tables
 
-    rows = case_rows(cases, store)
+    rows = cell_rows(cells, store)
     if as_json:
         print_json({"title": grid.title, "rows": rows, "failed": failed})
         return

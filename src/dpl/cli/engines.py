@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from dpl.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from dpl.bench import Case, Context, Store
-    from dpl.bench.engine import OnEvent
+    from dpl.bench import BenchContext, Cell, Store
+    from dpl.bench.engine import OnProgress
 
 __all__ = ["add_engine_arguments", "device_of", "run_with"]
 
@@ -45,25 +45,33 @@ def device_of(args: argparse.Namespace) -> str:
 
 
 def run_with(
-    args: argparse.Namespace, cases: "Sequence[Case]", store: "Store", context: "Context", on_event: "OnEvent"
+    args: argparse.Namespace,
+    cells: "Sequence[Cell]",
+    store: "Store",
+    context: "BenchContext",
+    on_progress: "OnProgress",
 ) -> dict[str, str]:
-    """Run the cases with the engine that was asked for; return the errors by the unit's key."""
-    from dpl.bench import run_cases, run_in_processes
+    """Run the cells with the engine that was asked for; return the errors by the unit's key."""
+    from dpl.bench import run_cells, run_in_processes
 
     if args.engine == "ray":
-        return _on_ray(args, cases, store, context, on_event)
+        return _on_ray(args, cells, store, context, on_progress)
     if args.engine == "slurm":
-        return _on_slurm(args, cases, store, context, on_event)
+        return _on_slurm(args, cells, store, context, on_progress)
     context.device = device_of(args)
     if args.workers > 1:
         import torch
 
-        return run_in_processes(cases, store, context, args.workers, torch.get_num_threads(), on_event)
-    return run_cases(cases, store, context, on_event)
+        return run_in_processes(cells, store, context, args.workers, torch.get_num_threads(), on_progress)
+    return run_cells(cells, store, context, on_progress)
 
 
 def _on_ray(
-    args: argparse.Namespace, cases: "Sequence[Case]", store: "Store", context: "Context", on_event: "OnEvent"
+    args: argparse.Namespace,
+    cells: "Sequence[Cell]",
+    store: "Store",
+    context: "BenchContext",
+    on_progress: "OnProgress",
 ) -> dict[str, str]:
     from dpl.bench.ray import RayOptions, run_on_ray
 
@@ -75,11 +83,15 @@ def _on_ray(
         retries=args.retries,
         node_folder=args.node_dir,
     )
-    return run_on_ray(cases, store, context, on_event, options)
+    return run_on_ray(cells, store, context, on_progress, options)
 
 
 def _on_slurm(
-    args: argparse.Namespace, cases: "Sequence[Case]", store: "Store", context: "Context", on_event: "OnEvent"
+    args: argparse.Namespace,
+    cells: "Sequence[Cell]",
+    store: "Store",
+    context: "BenchContext",
+    on_progress: "OnProgress",
 ) -> dict[str, str]:
     from dpl.bench.slurm import SlurmOptions, run_on_slurm
 
@@ -94,7 +106,7 @@ def _on_slurm(
         extra={f"slurm_{name}": value for name, value in extra.items()},
         **known,
     )
-    return run_on_slurm(cases, store, context, on_event, options)
+    return run_on_slurm(cells, store, context, on_progress, options)
 
 
 def _parameter(word: str) -> tuple[str, Any]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dpl.bench import Case, Event, Store
-    from dpl.bench.engine import OnEvent
+    from dpl.bench import Cell, Store, UnitProgress
+    from dpl.bench.engine import OnProgress
     from dpl.runs.live import Board
 
 __all__ = ["board_of", "log_event", "watched"]
@@ -42,12 +42,12 @@ class _Line:
 class _Board:
     """All lines, and which unit belongs to which."""
 
-    def __init__(self, cases: "Sequence[Case]", store: "Store") -> None:
+    def __init__(self, cells: "Sequence[Cell]", store: "Store") -> None:
         self.lines: dict[tuple[str, str], _Line] = {}
         self._of: dict[str, list[_Line]] = {}
-        for case in cases:
-            line = self.lines.setdefault((case.section, case.label), _Line(case.section, case.label))
-            for unit in case.units():
+        for cell in cells:
+            line = self.lines.setdefault((cell.section, cell.label), _Line(cell.section, cell.label))
+            for unit in cell.units():
                 line.units += 1
                 self._of.setdefault(unit.key, []).append(line)
                 if store.done(unit):
@@ -60,7 +60,7 @@ class _Board:
         """How many units are still to be run."""
         return sum(line.units - line.done for line in self.lines.values())
 
-    def note(self, event: "Event") -> None:
+    def note(self, event: "UnitProgress") -> None:
         """Take in an event."""
         for line in self._of[event.unit.key]:
             if event.error is not None:
@@ -89,7 +89,7 @@ def board_of(folder: "Path | None") -> "Iterator[Board | None]":
         board.close()
 
 
-def log_event(board: "Board | None", event: "Event") -> None:
+def log_event(board: "Board | None", event: "UnitProgress") -> None:
     """Write what happened to a benchmark's unit."""
     if board is None:
         return
@@ -102,29 +102,29 @@ def log_event(board: "Board | None", event: "Event") -> None:
 
 
 @contextmanager
-def watched(title: str, cases: "Sequence[Case]", store: "Store", quiet: bool) -> "Iterator[OnEvent]":
+def watched(title: str, cells: "Sequence[Cell]", store: "Store", quiet: bool) -> "Iterator[OnProgress]":
     """Yield a function that takes events and shows them."""
     if quiet:
         yield lambda event: None
         return
-    board = _Board(cases, store)
+    board = _Board(cells, store)
     if find_spec("rich") and sys.stderr.isatty():
         yield from _live(title, board)
     else:
         yield from _plain(board)
 
 
-def _live(title: str, board: _Board) -> "Iterator[OnEvent]":
+def _live(title: str, board: _Board) -> "Iterator[OnProgress]":
     from rich.console import Console
     from rich.live import Live
 
     with Live(_table(title, board), console=Console(stderr=True), refresh_per_second=4) as live:
 
-        def on_event(event: "Event") -> None:
+        def on_progress(event: "UnitProgress") -> None:
             board.note(event)
             live.update(_table(title, board))
 
-        yield on_event
+        yield on_progress
 
 
 def _table(title: str, board: _Board) -> Any:
@@ -138,11 +138,11 @@ def _table(title: str, board: _Board) -> Any:
     return table
 
 
-def _plain(board: _Board) -> "Iterator[OnEvent]":
+def _plain(board: _Board) -> "Iterator[OnProgress]":
     """Print a line for each unit, or for each tenth of the way where there are many."""
     left, told = board.left, 0
 
-    def on_event(event: "Event") -> None:
+    def on_progress(event: "UnitProgress") -> None:
         nonlocal told
         board.note(event)
         if not event.ended:
@@ -155,4 +155,4 @@ def _plain(board: _Board) -> "Iterator[OnEvent]":
             )
             print(f"{gone}/{left} {event.unit.title}: {outcome}", file=sys.stderr, flush=True)
 
-    yield on_event
+    yield on_progress

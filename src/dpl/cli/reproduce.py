@@ -13,8 +13,8 @@ from dpl.cli.engines import add_engine_arguments, run_with
 from dpl.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from dpl.bench import Case, Store
-    from dpl.bench.engine import OnEvent
+    from dpl.bench import Cell, Store
+    from dpl.bench.engine import OnProgress
     from dpl.reproduce.document import Item
     from dpl.reproduce.grid import Grid, Text
     from dpl.reproduce.request import Request, Result
@@ -62,7 +62,7 @@ def _request(args: argparse.Namespace) -> "Request":
     from dpl.cli.progress import watched
     from dpl.reproduce.request import Request
 
-    def watch(title: str, cases: "Sequence[Case]", store: "Store") -> "AbstractContextManager[OnEvent]":
+    def watch(title: str, cases: "Sequence[Cell]", store: "Store") -> "AbstractContextManager[OnProgress]":
         return watched(title, cases, store, quiet=args.json)
 
     return Request(

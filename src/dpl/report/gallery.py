@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from dpl.bench import Context, Unit
+from dpl.bench import BenchContext, Unit
 from dpl.bench.images import streamed_image
 from dpl.core.errors import DataError, DplError
 from dpl.report.model import Gallery, Track
@@ -21,7 +21,7 @@ class BenchGallery(Gallery):
 
     def __init__(self, data: Path, units: dict[tuple[str, int], Unit]) -> None:
         super().__init__()
-        self._context = Context(data, {})
+        self._context = BenchContext(data, {})
         self._units = units
 
     def image(self, stream: str, track: Track, place: int) -> tuple[Image.Image, str]:

@@ -80,7 +80,7 @@ class Experiment:
     streams: tuple[str, ...]
     classes: tuple[str, ...]
     rows: Sequence[Row]
-    """One for each finished segment, as `dpl.bench.case_rows` returns them; of a folder one for each method."""
+    """One for each finished segment, as `dpl.bench.cell_rows` returns them; of a folder one for each method."""
     tracks: Mapping[tuple[str, str], Sequence[Track]]
     """By method and stream, one for each seed; missing where predictions were lost."""
     facts: tuple[tuple[str, tuple[Item, ...]], ...] = ()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpl.bench import Candidate, Case, Unit, case_rows
-from dpl.bench.plans import Plan, read_plans
+from dpl.bench import Candidate, Cell, Unit, cell_rows
+from dpl.bench.plans import StoredRequest, read_requests
 from dpl.bench.selection import chosen, complete
 from dpl.core.errors import DataError
 from dpl.data.folders import some
@@ -30,7 +30,7 @@ def read_store(root: Path, data: Path | None) -> Run:
     plans = _plans(root, problems)
     cases = _cases(plans, store)
     problems += _lacking(cases, store, known=bool(plans))
-    groups: dict[str, list[Case]] = {}
+    groups: dict[str, list[Cell]] = {}
     for case in cases:
         if complete(case, store):
             groups.setdefault(repr(_group(case)), []).append(case)
@@ -49,23 +49,23 @@ def read_store(root: Path, data: Path | None) -> Run:
     )
 
 
-def _plans(root: Path, problems: list[Item]) -> list[Plan]:
+def _plans(root: Path, problems: list[Item]) -> list[StoredRequest]:
     try:
-        return read_plans(root)
+        return read_requests(root)
     except DataError as error:
         problems.append(Item("plan", str(error).replace(str(root), root.name)))
         return []
 
 
-def _cases(plans: Sequence[Plan], store: AuditedStore) -> list[Case]:
+def _cases(plans: Sequence[StoredRequest], store: AuditedStore) -> list[Cell]:
     """Return what was asked for, each case once, and then what lies there though nobody's plan has it."""
-    cases = {(c.section, c.label, tuple(u.key for u in c.units())): c for plan in plans for c in plan.cases}
+    cases = {(c.section, c.label, tuple(u.key for u in c.units())): c for plan in plans for c in plan.cells}
     covered = {unit.key for case in cases.values() for unit in case.units()}
     rest = [unit for unit in store.units() if unit.key not in covered and unit.part != "outside"]
     return [*cases.values(), *_unplanned(rest)]
 
 
-def _unplanned(units: Sequence[Unit]) -> list[Case]:
+def _unplanned(units: Sequence[Unit]) -> list[Cell]:
     """Make cases of units without a plan: the method names them, and what its units differ in."""
     by_method: dict[str, list[Unit]] = {}
     for unit in units:
@@ -79,17 +79,17 @@ def _unplanned(units: Sequence[Unit]) -> list[Case]:
             words = ", ".join(f"{name}={values.get(name)}" for name in varied)
             label = f"{unit.method} ({words})" if words else unit.method
             source = unit.trained_on[0] if len(unit.trained_on) == 1 else None
-            cases.append(Case(unit.dataset, label, unit.seed, (Candidate({}, unit),), source))
+            cases.append(Cell(unit.dataset, label, unit.seed, (Candidate({}, unit),), source))
     return sorted(cases, key=lambda case: (case.candidates[0].target.method != "source", case.label))
 
 
-def _group(case: Case) -> tuple[object, ...]:
+def _group(case: Cell) -> tuple[object, ...]:
     """Return what cases must share to stand in one table."""
     unit = case.candidates[0].target
     return (case.section, *(getattr(unit, name) for name in _SHARED))
 
 
-def _lacking(cases: Sequence[Case], store: AuditedStore, *, known: bool) -> list[Item]:
+def _lacking(cases: Sequence[Cell], store: AuditedStore, *, known: bool) -> list[Item]:
     """Say which cases are not complete, and why as far as anyone knows."""
     failures, begun = store.failures(), set(store.begun())
     planned = {unit.key for case in cases for unit in case.units()}
@@ -104,7 +104,7 @@ def _lacking(cases: Sequence[Case], store: AuditedStore, *, known: bool) -> list
         if complete(case, store) or keys & failures.keys():
             continue
         state = "begun and not finished: running now, or ended early" if keys & begun else "not run yet"
-        waiting.setdefault((case.label, state), []).append(case.candidates[0].target.title.partition(" on ")[2])
+        waiting.setdefault((case.label, state), []).append(case.candidates[0].target.stream_title)
     return items + [Item(label, f"{state}: {some(names)}") for (label, state), names in waiting.items()]
 
 
@@ -115,8 +115,8 @@ def _status(done: int, planned: int | None, problems: Sequence[Item]) -> str:
     return f"{count}, {len(problems)} {'problem' if len(problems) == 1 else 'problems'}" if problems else count
 
 
-def _experiment(cases: Sequence[Case], store: AuditedStore, data: Path | None, problems: list[Item]) -> Experiment:
-    rows = [dict(row) | {"stream": _stream(row)} for row in case_rows(cases, store)]
+def _experiment(cases: Sequence[Cell], store: AuditedStore, data: Path | None, problems: list[Item]) -> Experiment:
+    rows = [dict(row) | {"stream": _stream(row)} for row in cell_rows(cases, store)]
     tracks: dict[tuple[str, str], list[Track]] = {}
     for case in cases:
         _add_tracks(tracks, case, store, problems)
@@ -138,7 +138,7 @@ def _experiment(cases: Sequence[Case], store: AuditedStore, data: Path | None, p
 
 
 def _add_tracks(
-    tracks: dict[tuple[str, str], list[Track]], case: Case, store: AuditedStore, problems: list[Item]
+    tracks: dict[tuple[str, str], list[Track]], case: Cell, store: AuditedStore, problems: list[Item]
 ) -> None:
     unit = chosen(case, store).target
     try:

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from dpl.bench import Case, Context, Store, case_rows, run_cases, run_in_processes
+from dpl.bench import BenchContext, Cell, Store, cell_rows, run_cells, run_in_processes
 from dpl.bench.images import check_data
-from dpl.bench.plans import Plan as Asked
-from dpl.bench.plans import write_plan
+from dpl.bench.plans import StoredRequest, write_request
 from dpl.bench.section import Section
 from dpl.bench.selection import complete
 from dpl.core.errors import DataError
@@ -28,7 +27,7 @@ class Gathered:
 
     rows: list[dict[str, Any]]
     sections: tuple[Section, ...]
-    cases: tuple[Case, ...]
+    cases: tuple[Cell, ...]
     missing: tuple[Item, ...]
     failed: dict[str, str]
     store: Store
@@ -39,9 +38,9 @@ def gather(path: Path, request: Request, only: Collection[str] | None = None) ->
     plan = make_plan(path, request, only)
     store = Store(request.store)
     missing, failed = list(plan.missing), {}
-    runnable: Sequence[Case] = plan.cases
+    runnable: Sequence[Cell] = plan.cases
     if request.run:
-        context = Context(
+        context = BenchContext(
             request.data, plan.files, cache=request.cache or request.store / "cache", decoded=request.cache, workers=1
         )
         runnable, absent = _with_data(plan.cases, context, request)
@@ -49,14 +48,14 @@ def gather(path: Path, request: Request, only: Collection[str] | None = None) ->
         failed = _run(plan, runnable, store, context, request)
     missing += _failures(runnable, failed)
     missing += _not_run([case for case in runnable if not _has_failed(case, failed)], store)
-    return Gathered(case_rows(plan.cases, store), plan.sections, plan.cases, tuple(missing), failed, store)
+    return Gathered(cell_rows(plan.cases, store), plan.sections, plan.cases, tuple(missing), failed, store)
 
 
-def _with_data(cases: Sequence[Case], context: Context, request: Request) -> tuple[list[Case], list[Item]]:
+def _with_data(cases: Sequence[Cell], context: BenchContext, request: Request) -> tuple[list[Cell], list[Item]]:
     """Return the cases whose images are all here, source images included, and for the others what is missed."""
     problems: dict[object, DataError | None] = {}
     notes: dict[str, None] = {}
-    kept: list[Case] = []
+    kept: list[Cell] = []
     missing: dict[tuple[str, str], dict[str, None]] = {}
     for case in cases:
         unit = case.candidates[0].target
@@ -73,7 +72,7 @@ def _with_data(cases: Sequence[Case], context: Context, request: Request) -> tup
     ]
 
 
-def _problem(case: Case, context: Context, notes: dict[str, None]) -> DataError | None:
+def _problem(case: Cell, context: BenchContext, notes: dict[str, None]) -> DataError | None:
     try:
         notes |= dict.fromkeys(check_data(case.units(), context))
     except DataError as error:
@@ -81,23 +80,23 @@ def _problem(case: Case, context: Context, notes: dict[str, None]) -> DataError 
     return None
 
 
-def _run(plan: Plan, cases: Sequence[Case], store: Store, context: Context, request: Request) -> dict[str, str]:
+def _run(plan: Plan, cases: Sequence[Cell], store: Store, context: BenchContext, request: Request) -> dict[str, str]:
     torch.set_num_threads(request.threads)
     if cases:
-        write_plan(store.root, Asked(plan.title, str(request.data.resolve()), tuple(cases)))
+        write_request(store.root, StoredRequest(plan.title, str(request.data.resolve()), tuple(cases)))
     with request.watch(plan.title, cases, store) as on_event:
         if request.engine is not None:
             return request.engine(cases, store, context, on_event)
         if request.workers > 1:
             return run_in_processes(cases, store, context, request.workers, request.threads, on_event)
-        return run_cases(cases, store, context, on_event)
+        return run_cells(cases, store, context, on_event)
 
 
-def _has_failed(case: Case, failed: dict[str, str]) -> bool:
+def _has_failed(case: Cell, failed: dict[str, str]) -> bool:
     return any(unit.key in failed for unit in case.units())
 
 
-def _failures(cases: Sequence[Case], failed: dict[str, str]) -> list[Item]:
+def _failures(cases: Sequence[Cell], failed: dict[str, str]) -> list[Item]:
     """Return an entry for each method and reason, with the streams on which it failed."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for case in cases:
@@ -110,7 +109,7 @@ def _failures(cases: Sequence[Case], failed: dict[str, str]) -> list[Item]:
     ]
 
 
-def _not_run(cases: Sequence[Case], store: Store) -> list[Item]:
+def _not_run(cases: Sequence[Cell], store: Store) -> list[Item]:
     """Return an entry for each section of which nothing was run, and for each method that lacks some streams."""
     open_cases = [case for case in cases if not complete(case, store)]
     begun = {case.section for case in cases if complete(case, store)}
@@ -122,5 +121,5 @@ def _not_run(cases: Sequence[Case], store: Store) -> list[Item]:
     return items + [Item(f"{s}: {label}", f"not run on {some(names)}") for (s, label), names in streams.items()]
 
 
-def _stream(case: Case) -> str:
-    return case.candidates[0].target.title.partition(" on ")[2]
+def _stream(case: Cell) -> str:
+    return case.candidates[0].target.stream_title

@@ -11,7 +11,7 @@ from dpl.data.sets import plain
 __all__ = ["LAYOUTS", "Layout", "Row", "network_name"]
 
 Row = Mapping[str, Any]
-"""One finished segment as `dpl.bench.case_rows` returns it."""
+"""One finished segment as `dpl.bench.cell_rows` returns it."""
 
 _BACKBONES = {"resnet18": "resnet18", "vit_base_patch16": "vit_b16", "mixer_b16": "mixer_b16"}
 

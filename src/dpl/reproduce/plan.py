@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from dpl.bench import Case, Places, read_grid
+from dpl.bench import Cell, FileLocations, read_grid
 from dpl.bench.images import CORRUPTED, DOMAINS, known_domains
 from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, Section, read_sections
 from dpl.core.errors import DataError, SettingError
@@ -34,7 +34,7 @@ class Plan:
 
     title: str
     sections: tuple[Section, ...]
-    cases: tuple[Case, ...]
+    cases: tuple[Cell, ...]
     files: Mapping[str, Path]
     missing: tuple[Item, ...]
 
@@ -46,8 +46,8 @@ def make_plan(path: Path, request: Request, only: Collection[str] | None = None)
     """
     title, sections = read_sections(path)
     _check_rows(path, sections, only)
-    places = Places(request.data, request.weights, path.parent)
-    cases: list[Case] = []
+    places = FileLocations(request.data, request.weights, path.parent)
+    cases: list[Cell] = []
     missing: list[Item] = []
     for section, values in zip(sections, _merged(path), strict=True):
         absent = _absence(section, places)
@@ -74,10 +74,10 @@ def _merged(path: Path) -> list[Values]:
 
 
 def _section_cases(
-    section: Section, values: Values, path: Path, places: Places, request: Request
-) -> tuple[list[Case], list[tuple[str, str]]]:
+    section: Section, values: Values, path: Path, places: FileLocations, request: Request
+) -> tuple[list[Cell], list[tuple[str, str]]]:
     """Return the cases of a section that have their source weights, and of the others name and reason."""
-    cases: list[Case] = []
+    cases: list[Cell] = []
     lacking: list[tuple[str, str]] = []
     limit = min(request.limit or _QUICK_LIMIT, _QUICK_LIMIT) if request.quick else request.limit
     with TemporaryDirectory() as folder:
@@ -87,7 +87,7 @@ def _section_cases(
                 yaml.safe_dump(values | change | {"name": section.name}, sort_keys=False), encoding="utf-8"
             )
             try:
-                cases += read_grid(piece, places, limit=limit).cases
+                cases += read_grid(piece, places, limit=limit).cells
             except DataError as error:
                 lacking.append((_title(change), str(error)))
             except SettingError as error:
@@ -132,7 +132,7 @@ def _seeds(seeds: tuple[int, ...], request: Request) -> tuple[int, ...]:
     return (*seeds, *further)[:count]
 
 
-def _absence(section: Section, places: Places) -> Item | None:
+def _absence(section: Section, places: FileLocations) -> Item | None:
     """Say what is wrong with a section's data set, None where it can be opened."""
     options: Values = {}
     try:

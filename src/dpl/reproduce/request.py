@@ -6,20 +6,20 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpl.bench import Case, Context, Store
-from dpl.bench.engine import OnEvent
+from dpl.bench import BenchContext, Cell, Store
+from dpl.bench.engine import OnProgress
 from dpl.reproduce.document import Document, Item
 
 __all__ = ["Engine", "Request", "Result", "Watch"]
 
-Watch = Callable[[str, Sequence[Case], Store], AbstractContextManager[OnEvent]]
+Watch = Callable[[str, Sequence[Cell], Store], AbstractContextManager[OnProgress]]
 """Given a title, the cases and the store, shows how a run goes on."""
-Engine = Callable[[Sequence[Case], Store, Context, OnEvent], dict[str, str]]
+Engine = Callable[[Sequence[Cell], Store, BenchContext, OnProgress], dict[str, str]]
 """Runs cases and returns the errors by the unit's key."""
 
 
 @contextmanager
-def _silent(title: str, cases: Sequence[Case], store: Store) -> Iterator[OnEvent]:
+def _silent(title: str, cases: Sequence[Cell], store: Store) -> Iterator[OnProgress]:
     yield lambda event: None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpl.bench import Context, Unit
+from dpl.bench import BenchContext, Unit
 from dpl.reproduce.figures.embed import frame, nearest_distance, standardised, subset, tsne
 from dpl.reproduce.figures.inside import Arrays, kept, look_at_styles
 from dpl.reproduce.figures.lines import NAMES
@@ -76,7 +76,7 @@ def _note(gathered: Gathered, rows: Any, found: list[Styles]) -> str:
     return f"{text}; {shown}" if found else f"{text}; styles were not looked at: run without --no-run"
 
 
-def _styles(unit: Unit, context: Context | None, request: Request) -> Styles | None:
+def _styles(unit: Unit, context: BenchContext | None, request: Request) -> Styles | None:
     """Return the styles around one target, None where they are not kept and nothing may be run."""
 
     def look(at: Unit) -> Arrays | None:

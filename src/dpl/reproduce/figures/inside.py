@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpl.bench import Context, Unit, run_unit
+from dpl.bench import BenchContext, Unit, run_unit
 from dpl.bench.images import open_parts, segment_batches
 from dpl.core.errors import DataError
 from dpl.network import Network
@@ -42,7 +42,7 @@ def kept(folder: Path, unit: Unit, kind: str, make: Callable[[], Arrays] | None)
     return arrays
 
 
-def look_at_features(unit: Unit, context: Context) -> Arrays:
+def look_at_features(unit: Unit, context: BenchContext) -> Arrays:
     """Adapt to the whole stream, then return every image's features under the network as it has become."""
     model = context.prepared(unit, open_parts(unit, context)).model
     run_unit(unit, context)  # takes the same model, which the context keeps, from its source state to the end
@@ -54,7 +54,7 @@ def look_at_features(unit: Unit, context: Context) -> Arrays:
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
-def look_at_styles(unit: Unit, context: Context) -> Arrays:
+def look_at_styles(unit: Unit, context: BenchContext) -> Arrays:
     """Return each image's style under the source network (Eq. 8 and 9), and how confident it is."""
     network = context.prepared(unit, open_parts(unit, context)).model.method.network
     layer, prefix = find_style_layer(network.module), prefix_tokens(network.module)
@@ -79,7 +79,7 @@ def _styles(network: Network, images: Tensor, layer: str, prefix: int) -> tuple[
     return seen[-1].float(), out.probabilities.max(dim=1).values
 
 
-def _batches(unit: Unit, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(unit: Unit, context: BenchContext) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the unit's images again, in order of arrival."""
     parts = open_parts(unit, context)
     domains = [part.domain for part in parts]

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from dpl.bench import Case, Context, Unit
+from dpl.bench import BenchContext, Cell, Unit
 from dpl.bench.selection import chosen, complete
 from dpl.core.errors import DataError
 from dpl.core.extras import optional
@@ -59,16 +59,16 @@ def need_rows(name: str, gathered: Gathered, request: Request) -> list[Row]:
     )
 
 
-def finished(gathered: Gathered) -> list[tuple[Case, Unit]]:
+def finished(gathered: Gathered) -> list[tuple[Cell, Unit]]:
     """Return the cases that are done, each with the unit that counts."""
     store = gathered.store
     return [(case, chosen(case, store).target) for case in gathered.cases if complete(case, store)]
 
 
-def image_context(path: Path, request: Request) -> Context:
+def image_context(path: Path, request: Request) -> BenchContext:
     """Return what is needed to run images through the experiment's networks again."""
     cache = request.cache or request.store / "cache"
-    return Context(request.data, make_plan(path, request).files, cache=cache, decoded=request.cache, workers=1)
+    return BenchContext(request.data, make_plan(path, request).files, cache=cache, decoded=request.cache, workers=1)
 
 
 def footer(gathered: Gathered, rows: Sequence[Row], spread: str = "their mean, band: their range") -> str:
