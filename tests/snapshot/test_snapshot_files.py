@@ -1,9 +1,11 @@
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+import dpl
 from dpl.core.errors import SnapshotCorrupt, SnapshotError
 from dpl.snapshot import read_manifest, read_snapshot, write_snapshot
 
@@ -15,6 +17,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     folder = write_snapshot(tmp_path / "one", MANIFEST, TENSORS)
     manifest, tensors = read_snapshot(folder)
     assert manifest["settings"] == {"lr": 1e-05}
+    assert (manifest["format"], manifest["dpl"]) == (2, dpl.__version__)
     assert read_manifest(folder) == manifest
     assert all(torch.equal(tensors[key], value) for key, value in TENSORS.items())
 
@@ -37,10 +40,21 @@ def test_a_change_that_means_the_same_is_noticed(tmp_path: Path) -> None:
         read_snapshot(folder)
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
-    folder = write_snapshot(tmp_path / "one", MANIFEST | {"format": 99}, TENSORS)
-    with pytest.raises(SnapshotError, match="format 99"):
+def test_another_format_is_refused_and_the_version_that_reads_it_is_named(tmp_path: Path) -> None:
+    folder = write_snapshot(tmp_path / "one", MANIFEST | {"format": 99, "dpl": "7.0"}, TENSORS)
+    with pytest.raises(SnapshotError, match=r"format 99, .* reads 2; dpl 7\.0 wrote it and can read it"):
         read_snapshot(folder)
+
+
+def test_a_snapshot_of_format_1_is_refused_and_dpl_0_1_is_named(tmp_path: Path) -> None:
+    """Format 1 as it was: no key for the writer's version."""
+    folder = write_snapshot(tmp_path / "one", MANIFEST, TENSORS)
+    record = json.loads((folder / "manifest.json").read_text()) | {"format": 1}
+    del record["dpl"], record["manifest_sha256"]
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(record | {"manifest_sha256": digest}, indent=2))
+    with pytest.raises(SnapshotError, match=r"format 1, .* reads 2; dpl 0\.1 wrote it and can read it"):
+        read_manifest(folder)
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import fcntl
 import threading
 from pathlib import Path
 
@@ -7,6 +6,7 @@ import torch
 
 import dpl
 from dpl.core.errors import SettingError, SnapshotCorrupt, SnapshotError
+from dpl.core.files import lock
 from dpl.snapshot import SnapshotStore, read_manifest
 from nets import images, network
 
@@ -68,7 +68,7 @@ def test_a_store_of_damaged_snapshots_names_them_all(tmp_path: Path) -> None:
     assert all(str(path) in str(error.value) for path in paths)
 
 
-def test_leftovers_of_killed_writers_are_cleared(tmp_path: Path) -> None:
+def test_drafts_of_killed_writers_are_removed(tmp_path: Path) -> None:
     store, model = SnapshotStore(tmp_path), adaptive()
     store.save(model)
     left = [tmp_path / ".00000002.a1b2.tmp", tmp_path / ".00000001.old.tmp"]
@@ -81,11 +81,10 @@ def test_leftovers_of_killed_writers_are_cleared(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "00000001", "notes.txt", "other"]
 
 
-def test_nothing_is_cleared_under_the_hands_of_a_writer(tmp_path: Path) -> None:
+def test_no_draft_is_removed_while_somebody_writes(tmp_path: Path) -> None:
     writing = tmp_path / ".00000001.a1b2.tmp"
     writing.mkdir()
-    with (tmp_path / ".lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock(tmp_path / ".lock"):
         SnapshotStore(tmp_path)
         assert writing.exists()
     SnapshotStore(tmp_path)

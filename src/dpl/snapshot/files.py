@@ -1,15 +1,10 @@
-"""Durable snapshots: tensors as safetensors, a manifest with checksums, complete or invisible.
+"""One durable snapshot: a folder with the tensors (safetensors) and a manifest that holds the checksums.
 
-A snapshot is a folder. It is written under a temporary name beside its place, flushed to the disk, and renamed as the
-last act; a reader therefore never meets half of one. When the folder exists already, the old snapshot stays until the
-new one is complete.
+A reader finds a complete snapshot or none (`core.files.write_folder`). Every byte is checked, and no file can run code.
 """
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,11 +15,13 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
+import dpl
 from dpl.core.errors import SnapshotCorrupt, SnapshotError
+from dpl.core.files import write_folder
 
 __all__ = ["read_manifest", "read_snapshot", "write_snapshot"]
 
-FORMAT = 1
+FORMAT = 2
 _MANIFEST = "manifest.json"
 _TENSORS = "state.safetensors"
 
@@ -37,31 +34,23 @@ def write_snapshot(folder: Path, manifest: Mapping[str, Any], tensors: Mapping[s
     data = serialise_tensors({key: value.detach().cpu().contiguous() for key, value in tensors.items()})
     record = {
         "format": FORMAT,
+        "dpl": dpl.__version__,
         **manifest,
         "torch": torch.__version__,
         "files": {_TENSORS: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}},
     }
     record["manifest_sha256"] = _digest(record)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-    try:
-        _write(fresh / _TENSORS, data)
-        _write(fresh / _MANIFEST, _dump(record))
-        _flush(fresh)
-        _publish(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    return folder
+    return write_folder(folder, {_TENSORS: data, _MANIFEST: _dump(record)})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read a snapshot's manifest alone."""
-    return _read_manifest(_whole(folder) / _MANIFEST)
+    """Read the manifest of a snapshot without its tensors."""
+    return _read_manifest(_complete(folder) / _MANIFEST)
 
 
 def read_snapshot(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a snapshot, checking every byte against its manifest."""
-    folder = _whole(folder)
+    folder = _complete(folder)
     manifest = _read_manifest(folder / _MANIFEST)
     data = _read_checked(folder / _TENSORS, manifest["files"][_TENSORS])
     try:
@@ -70,8 +59,8 @@ def read_snapshot(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise SnapshotCorrupt(f"{folder / _TENSORS}: not a safetensors file ({error})") from error
 
 
-def _whole(folder: Path) -> Path:
-    """Return the folder, or the one before it after a crash between two renames."""
+def _complete(folder: Path) -> Path:
+    """Return the folder, or its predecessor if a writer was killed between two renames."""
     folder = folder.resolve()
     for place in (folder, folder.with_name(f".{folder.name}.previous")):
         if (place / _MANIFEST).is_file():
@@ -83,24 +72,28 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     try:
         manifest = json.loads(data)
-        unchanged = data == _dump(manifest)  # a change that means the same in JSON is a change all the same
+        unchanged = data == _dump(manifest)  # the same JSON in other bytes is damage, too
         expected = manifest.pop("manifest_sha256")
         entry = manifest["files"][_TENSORS]
         if not unchanged or not isinstance(entry["bytes"], int) or expected != _digest(manifest):
-            raise ValueError("its checksum differs")
+            raise ValueError("the checksum differs")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SnapshotCorrupt(f"{path}: not the JSON manifest of a snapshot ({error}); use an older one") from error
     if manifest.get("format") != FORMAT:
-        raise SnapshotError(f"{path}: format {manifest.get('format')!r}, this version reads {FORMAT}")
+        writer = manifest.get("dpl", "0.1")  # format 1 did not name it
+        raise SnapshotError(
+            f"{path}: snapshot format {manifest.get('format')!r}, this version of dpl reads {FORMAT}; "
+            f"dpl {writer} wrote it and can read it"
+        )
     return manifest  # type: ignore[no-any-return]
 
 
 def _read_checked(path: Path, entry: Mapping[str, Any]) -> bytes:
     data = path.read_bytes() if path.is_file() else b""
     if len(data) != entry["bytes"]:
-        raise SnapshotCorrupt(f"{path}: {len(data)} bytes, {entry['bytes']} were written; use an older snapshot")
+        raise SnapshotCorrupt(f"{path}: {len(data)} bytes, but {entry['bytes']} were written; use an older snapshot")
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise SnapshotCorrupt(f"{path}: its checksum is not that of what was written; use an older snapshot")
+        raise SnapshotCorrupt(f"{path}: the checksum differs from that of the bytes written; use an older snapshot")
     return data
 
 
@@ -110,29 +103,3 @@ def _dump(record: Mapping[str, Any]) -> bytes:
 
 def _digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _publish(fresh: Path, folder: Path) -> None:
-    """Rename into place; the snapshot before stays readable until then."""
-    previous = folder.with_name(f".{folder.name}.previous")
-    if folder.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        folder.rename(previous)
-    fresh.rename(folder)
-    _flush(folder.parent)
-    shutil.rmtree(previous, ignore_errors=True)

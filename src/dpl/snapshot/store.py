@@ -1,21 +1,20 @@
-"""A folder of numbered snapshots: the newest good one is found after any crash, old ones are cleared away.
+"""A folder of numbered snapshots: the newest valid one is found after any crash, and old ones are removed.
 
 folder/00000007/            a complete snapshot (dpl.snapshot.files)
-folder/.00000008.x1y2.tmp   one being written, or left behind by a killed writer: cleared when the store is opened
-folder/.lock                held while a snapshot is written or the folder is tidied; a killed process lets it go
+folder/.00000008.x1y2.tmp   a draft, or what a killed writer left of one: removed when the store is opened
+folder/.lock                locked while a snapshot is written or drafts are removed; the lock ends with its process
 """
 
 import os
-import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from dpl.core.errors import SettingError, SnapshotCorrupt, SnapshotError
+from dpl.core.files import clear_drafts, lock, remove_folder
 from dpl.snapshot.files import read_snapshot
 
 __all__ = ["Savable", "SnapshotStore", "Stored"]
@@ -25,14 +24,14 @@ _DIGITS = 8
 
 
 class Savable(Protocol):
-    """What a store can keep: an `AdaptiveModel`, or anything that writes one snapshot folder."""
+    """An `AdaptiveModel`, or any other object that writes one snapshot folder."""
 
     def save(self, folder: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
         """Write a durable snapshot to `folder`."""
 
 
 class Stored(NamedTuple):
-    """A snapshot that was read and found good."""
+    """A snapshot whose bytes were read and checked."""
 
     path: Path
     manifest: dict[str, Any]
@@ -42,7 +41,7 @@ class Stored(NamedTuple):
 class SnapshotStore:
     """The last `keep` snapshots of one model, in one folder.
 
-    `dpl.load(store, network)` brings the newest good one back.
+    `dpl.load(store, network)` restores the newest valid one.
     """
 
     def __init__(self, folder: str | Path, keep: int = 3) -> None:
@@ -51,20 +50,22 @@ class SnapshotStore:
         self.folder, self.keep = Path(folder).resolve(), keep
         if self.folder.exists() and not self.folder.is_dir():
             raise SnapshotError(f"{self.folder} is a file; a store of snapshots needs a folder")
-        if self.folder.is_dir():
-            self._clear_leftovers()
+        if self.folder.is_dir() and os.access(self.folder, os.W_OK):
+            with lock(self.folder / _LOCK, wait=False) as alone:
+                if alone:  # nobody is writing at this moment
+                    clear_drafts(self.folder)
 
     def save(self, model: Savable, notes: Mapping[str, Any] | None = None) -> Path:
-        """Write the next snapshot, then clear away all but the last `keep`; return its folder.
+        """Write the next snapshot, then remove all but the last `keep`; return its folder.
 
-        When this returns, the snapshot survives a crash of the process and of the machine.
+        After the return the snapshot survives a crash of the process and of the machine.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._locked():
+        with lock(self.folder / _LOCK):
             numbers = [int(path.name) for path in self.all()]
             path = model.save(self.folder / f"{max(numbers, default=0) + 1:0{_DIGITS}d}", notes)
             for old in self.all()[: -self.keep]:
-                _remove(old)
+                remove_folder(old)
         return path
 
     def all(self) -> list[Path]:
@@ -75,14 +76,14 @@ class SnapshotStore:
         return sorted(numbered, key=lambda path: int(path.name))
 
     def newest(self) -> Path | None:
-        """Return the newest snapshot whose every byte is as it was written; None if nothing was ever saved.
+        """Return the newest snapshot whose bytes are unchanged; None if nothing was ever saved.
 
-        A damaged one is refused by name, with a warning, and the one before it is taken.
+        A damaged snapshot is named in a warning, and the one before it is taken.
         """
         return self.read().path if self.all() else None
 
     def read(self) -> Stored:
-        """Read the newest good snapshot."""
+        """Read the newest valid snapshot."""
         refused = []
         for path in reversed(self.all()):
             try:
@@ -91,34 +92,5 @@ class SnapshotStore:
                 refused.append(str(error))
                 warnings.warn(f"snapshot refused, trying the one before: {error}", RuntimeWarning, stacklevel=2)
         if refused:
-            raise SnapshotCorrupt(f"{self.folder}: every snapshot is damaged: {'; '.join(refused)}")
+            raise SnapshotCorrupt(f"{self.folder}: no snapshot can be read: {'; '.join(refused)}")
         raise SnapshotError(f"{self.folder} has no snapshot yet; save one first")
-
-    def _clear_leftovers(self) -> None:
-        """Remove what killed writers left, unless somebody is writing at this moment."""
-        if not os.access(self.folder, os.W_OK):
-            return
-        with self._locked(wait=False) as alone:
-            if alone:
-                for path in self.folder.glob(".*.tmp"):
-                    shutil.rmtree(path, ignore_errors=True)
-
-    @contextmanager
-    def _locked(self, wait: bool = True) -> Iterator[bool]:
-        """Hold the folder's lock; yield False if it is taken and `wait` is off."""
-        import fcntl  # only where snapshots are stored: the library itself also runs where this does not exist
-
-        with (self.folder / _LOCK).open("wb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
-
-
-def _remove(path: Path) -> None:
-    """Delete a snapshot so that a crash on the way leaves a leftover, never half a snapshot."""
-    doomed = path.with_name(f".{path.name}.old.tmp")
-    path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
