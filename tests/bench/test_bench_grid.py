@@ -1,12 +1,15 @@
 """Experiment files are read strictly, and say what the paper's tables need."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from bench.tiny import everything_file, grid_of, make_weights, write_yaml
+from dpl.bench import FileLocations, read_grid
+from dpl.bench.grid import section_cells
 from dpl.bench.images import DOMAINS
 from dpl.bench.section import read_sections
 from dpl.core.errors import DataError, SettingError
@@ -35,30 +38,36 @@ def expand(everything, tmp_path):
         ({"protocol": "continuous"}, "Did you mean 'continual'"),
         ({"methods": ["tentt"]}, "unknown method 'tentt'. Did you mean 'tent'"),
         ({"methods": {"tent": {"lrr": 1}}}, "'tent' has no setting 'lrr'. Did you mean 'lr'"),
-        ({"methods": {"tent": 3}}, "methods: tent: 3; expected settings"),
+        ({"methods": {"tent": 3}}, "methods: tent=3: expected settings"),
         ({"methods": []}, "methods: expected a list"),
         ({"settings": {"confidense": 1}}, "no method here has 'confidense'. Did you mean 'confidence'"),
         ({"settings": {"lr": "fast"}}, "lr='fast'"),
         ({"weights": "{weight}/x"}, "unknown word {weight}. Did you mean 'weights'"),
         ({"weights": None}, "weights: missing"),
-        ({"batch_size": 0}, "batch_size: 0; expected a whole number of at least 1"),
-        ({"batch_size": True}, "batch_size: True"),
-        ({"seeds": [-1]}, "seeds: -1"),
+        ({"batch_size": 0}, "pacs: batch_size=0: expected a whole number of at least 1"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"seeds": [-1]}, "seeds=-1: expected a whole number of at least 0"),
         ({"seeds": []}, "seeds: an empty list"),
         ({"targets": ["skitch"]}, "no domain 'skitch'. Did you mean 'sketch'"),
-        ({"domains": ["sketch"]}, "named by targets"),
+        ({"domains": ["sketch"]}, "names its streams by targets"),
         ({"sources": ["sketch"]}, "single_source"),
         ({"transform": "square big"}, "transform: 'square big'; expected"),
-        ({"holdout": 1.5}, "holdout: 1.5; expected a share"),
+        ({"holdout": 1.5}, "holdout=1.5: expected a number from 0 to 1"),
+        ({"holdout": 0}, "holdout=0.0: expected a fraction"),
+        ({"limit": 2.5}, "limit=2.5 (float): expected a whole number of at least 1"),
+        ({"severities": [5, 6]}, "severities=6: expected a whole number from 1 to 5"),
+        ({"order": "random"}, "order='random': expected one of 'numpy', 'python'"),
+        ({"methods": {"tent": {"batch_size": 0}}}, "methods: tent: batch_size=0"),
         ({"corrupt": True}, "corrupt: pacs is not a set of clean images"),
-        ({"oracle": True}, "means nothing without selection"),
-        ({"selection": 3}, "selection: 3; expected true"),
-        ({"selection": {"lr": 1}}, "lr: 1; expected a list"),
+        ({"oracle": True}, "has no effect without selection"),
+        ({"selection": 3}, "selection=3: expected true"),
+        ({"selection": {"lr": 1}}, "lr=1: expected a list"),
         ({"selection": {"rate": [1]}}, "no method here has 'rate'"),
-        ({"source": "train"}, "source: 'train'; expected 'rest'"),
+        ({"source": "train"}, "source='train': expected 'rest'"),
         ({"source": {"dataset": "cifar10", "spilt": "train"}}, "unknown key 'spilt'. Did you mean 'split'"),
+        ({"source": {"dataset": "cifar10", "batch_size": 0}}, "source: batch_size=0: expected a whole number"),
         ({"source": {"dataset": "folder"}}, "folder needs domains"),
-        ({"dataset": "cifar10_c", "targets": ["fog"], "protocol": "continual"}, "named by domains"),
+        ({"dataset": "cifar10_c", "targets": ["fog"], "protocol": "continual"}, "names its streams by domains"),
         ({"dataset": "cifar10_c"}, "needs a data set of domains"),
         ({"dataset": "cifar10_c", "protocol": "continual", "selection": True}, "selection: needs source domains"),
         ({"dataset": "cifar10_c", "protocol": "continual", "domains": ["fogg"]}, "Did you mean 'fog'"),
@@ -77,8 +86,8 @@ def test_a_wrong_key_or_value_is_named_with_the_file(expand, changes, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dataset: pacs\ndataset: vlcs\n", "line 2: 'dataset' stands twice"),
-        ("methods: {tent: {}, tent: {}}", "'tent' stands twice"),
+        ("dataset: pacs\ndataset: vlcs\n", "line 2: duplicate key 'dataset'"),
+        ("methods: {tent: {}, tent: {}}", "duplicate key 'tent'"),
         ("a: [1", "not YAML"),
         ("- 1", "expected keys"),
         ("", "expected keys"),
@@ -122,6 +131,24 @@ def test_rows_may_share_a_method(expand):
     one, two = (cell.candidates[0].target for cell in grid.cells)
     assert (one.method, one.settings["style_from"], one.batch_size) == ("dpl_dagger", "all", 8)
     assert (two.settings["style_from"], two.batch_size) == ("unconfident", 4)
+
+
+def test_a_mapping_is_read_like_a_file(expand, everything):
+    locations = FileLocations(everything, everything / "weights", everything)
+    from_mapping = read_grid(content(title="by hand"), locations)
+    assert from_mapping.title == "by hand"
+    assert [unit.key for unit in from_mapping.units()] == [unit.key for unit in expand().units()]
+    with pytest.raises(SettingError, match=r"^by hand: pacs: batch_size=0: expected"):
+        read_grid(content(title="by hand", batch_size=0), locations)
+
+
+def test_a_changed_section_gives_its_cells_without_a_file(expand, everything):
+    grid = expand(seeds=[0, 1])
+    single = replace(grid.sections[0], seeds=(1,), targets=("photo",))
+    cells = section_cells(single, FileLocations(everything, everything / "weights", everything))
+    assert [(cell.label, cell.seed, cell.candidates[0].target.domains) for cell in cells] == [
+        ("tent", 1, ("photo",)), ("dpl", 1, ("photo",)),
+    ]  # fmt: skip
 
 
 def test_a_limit_on_the_command_line_bounds_the_files(everything, tmp_path):

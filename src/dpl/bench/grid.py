@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, known_domains
-from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections
+from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections, within
 from dpl.bench.selection import Candidate, Cell, candidates
 from dpl.bench.unit import SourceData, Unit, method_kind, resolved_settings
 from dpl.bench.weights import check_training, fill_pattern
@@ -17,7 +17,7 @@ from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import choose_domains
 from dpl.streams import PROTOCOLS
 
-__all__ = ["ExperimentGrid", "FileLocations", "read_grid"]
+__all__ = ["ExperimentGrid", "FileLocations", "read_grid", "section_cells"]
 
 
 @dataclass
@@ -72,38 +72,47 @@ class _Stream:
     source: str | None = None
 
 
-def read_grid(path: Path, places: FileLocations, *, limit: int | None = None) -> ExperimentGrid:
-    """Read an experiment file; `limit` puts a bound on the images of each domain."""
-    title, sections = read_sections(path)
+def read_grid(
+    source: Path | Mapping[str, Any], locations: FileLocations, *, limit: int | None = None
+) -> ExperimentGrid:
+    """Read an experiment file, or a mapping with the same keys; `limit` bounds the images of each domain."""
+    title, sections = read_sections(source)
     bounded = [s if limit is None else replace(s, limit=min(limit, s.limit or limit)) for s in sections]
-    cells: list[Cell] = []
-    for section in bounded:
-        try:
-            _check_section(section)
-            cells += _cells(section, places)
-        except SettingError as error:
-            raise SettingError(f"{path}: {section.name}: {error}") from error
-    return ExperimentGrid(title, tuple(bounded), tuple(cells), places.files)
+    with within(str(source) if isinstance(source, Path) else title):
+        cells = [cell for section in bounded for cell in section_cells(section, locations)]
+    return ExperimentGrid(title, tuple(bounded), tuple(cells), locations.files)
+
+
+def section_cells(section: Section, locations: FileLocations) -> list[Cell]:
+    """Return the cells of one section: each method with each seed on each stream."""
+    with within(section.name):
+        _check_section(section)
+        return [
+            _cell(section, entry, stream, locations)
+            for entry in section.methods
+            for seed in section.seeds
+            for stream in _streams(section, seed)
+        ]
 
 
 def _check_section(section: Section) -> None:
     """Refuse keys that the protocol or the data set would silently ignore."""
     by_domain = section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE)
-    wrong = {
-        f"protocol {section.protocol}: needs a data set of domains, {section.dataset} is not": by_domain
-        and section.dataset not in DOMAINS,
-        "selection: needs source domains, so protocol: leave_one_domain_out or single_source": section.selection
-        and not by_domain,
-        "oracle: means nothing without selection": section.oracle and not section.selection,
-        "targets: the streams are named by domains in this protocol": section.targets and not by_domain,
-        "sources: for protocol: single_source": section.sources and section.protocol != SINGLE_SOURCE,
-        "domains: the streams are named by targets in this protocol": section.domains and by_domain,
-        f"corrupt: {section.dataset} is not a set of clean images ({', '.join(CLEAN)})": section.corrupt is not None
-        and section.dataset not in CLEAN,
-        "source: rest is for clean images that are corrupted here": section.source == "rest"
-        and section.corrupt is None,
-    }
-    for message, is_wrong in wrong.items():
+    conflicts = [
+        (by_domain and section.dataset not in DOMAINS,
+         f"protocol {section.protocol}: needs a data set of domains, {section.dataset} is not"),
+        (section.selection and not by_domain,
+         "selection: needs source domains, so protocol: leave_one_domain_out or single_source"),
+        (section.oracle and not section.selection, "oracle: has no effect without selection"),
+        (section.targets and not by_domain, "targets: this protocol names its streams by domains"),
+        (section.sources and section.protocol != SINGLE_SOURCE, "sources: for protocol: single_source"),
+        (section.domains and by_domain, "domains: this protocol names its streams by targets"),
+        (section.corrupt is not None and section.dataset not in CLEAN,
+         f"corrupt: {section.dataset} is not a set of clean images ({', '.join(CLEAN)})"),
+        (section.source == "rest" and section.corrupt is None,
+         "source: rest is for clean images that are corrupted here"),
+    ]  # fmt: skip
+    for is_wrong, message in conflicts:
         if is_wrong:
             raise SettingError(message)
     _check_common(section)
@@ -122,13 +131,6 @@ def _setting_names(method: str) -> list[str]:
     return [f.name for f in dataclasses.fields(method_kind(method).settings_class)]
 
 
-def _cells(section: Section, places: FileLocations) -> Iterator[Cell]:
-    for entry in section.methods:
-        for seed in section.seeds:
-            for stream in _streams(section, seed):
-                yield _cell(section, entry, stream, places)
-
-
 def _streams(section: Section, seed: int) -> Iterator[_Stream]:
     """Yield the streams of a section: one for each target, or for each domain where every domain starts anew."""
     if section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE):
@@ -137,7 +139,7 @@ def _streams(section: Section, seed: int) -> Iterator[_Stream]:
     corrupted = section.corrupt is not None or section.dataset in CORRUPTED
     known = known_domains(section.dataset, corrupted)
     usual = CORRUPTIONS if corrupted else known
-    names = tuple(usual if section.domains is None else choose_in_order(section.dataset, section.domains, known))
+    names = tuple(usual if section.domains is None else _choose_in_order(section.dataset, section.domains, known))
     severities = section.severities if corrupted else ()
     if PROTOCOLS[section.protocol].walk == "gradual":
         severities = (1, 2, 3, 4, 5)
@@ -149,7 +151,7 @@ def _streams(section: Section, seed: int) -> Iterator[_Stream]:
         yield _Stream(names, (), seed, severities, target="all")
 
 
-def choose_in_order(dataset: str, wanted: tuple[str, ...], known: tuple[str, ...]) -> list[str]:
+def _choose_in_order(dataset: str, wanted: tuple[str, ...], known: tuple[str, ...]) -> list[str]:
     """Return the wanted names as the data set spells them, in the order asked for."""
     return [choose_domains(dataset, [name], known)[0] for name in wanted]
 
@@ -167,14 +169,14 @@ def _domain_streams(section: Section, seed: int) -> Iterator[_Stream]:
                 yield _Stream((target,), (source,), seed, target=target, source=source)
 
 
-def _cell(section: Section, entry: MethodEntry, stream: _Stream, places: FileLocations) -> Cell:
+def _cell(section: Section, entry: MethodEntry, stream: _Stream, locations: FileLocations) -> Cell:
     names = _setting_names(entry.method)
     common = {name: value for name, value in section.settings.items() if name in names}
     grid = _searched(section, entry, names)
     choices = candidates(grid)
     built = []
     for values in choices:
-        target = _unit(section, entry, stream, {"seed": stream.seed, **common, **entry.settings, **values}, places)
+        target = _unit(section, entry, stream, {"seed": stream.seed, **common, **entry.settings, **values}, locations)
         judges = tuple(_validation(target, domain) for domain in stream.trained_on) if len(choices) > 1 else ()
         built.append(Candidate(values, target, judges))
     return Cell(section.name, entry.label, stream.seed, tuple(built), stream.source, section.oracle and len(built) > 1)
@@ -195,7 +197,7 @@ def _validation(target: Unit, domain: str) -> Unit:
 
 
 def _unit(
-    section: Section, entry: MethodEntry, stream: _Stream, settings: dict[str, Any], places: FileLocations
+    section: Section, entry: MethodEntry, stream: _Stream, settings: dict[str, Any], locations: FileLocations
 ) -> Unit:
     by_domain = section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE)
     files = {name: getattr(section, name) for name in ("images", "classes") if getattr(section, name)}
@@ -207,7 +209,7 @@ def _unit(
         part="inside" if section.protocol == LEAVE_ONE_OUT else "whole",
         holdout=section.holdout,
         limit=section.limit,
-        files={name: places.digest(places.find(value)) for name, value in files.items()},
+        files={name: locations.digest(locations.find(value)) for name, value in files.items()},
         transform=section.transform,
         protocol="reset_each_shift" if by_domain else section.protocol,
         order=section.order,
@@ -216,7 +218,7 @@ def _unit(
         batch_size=entry.batch_size or section.batch_size,
         seed=stream.seed,
         network=section.network,
-        weights=places.digest(_weights(section, stream, places)),
+        weights=locations.digest(_weights(section, stream, locations)),
         trained_on=stream.trained_on,
         method=entry.method,
         settings=resolved_settings(entry.method, settings),
@@ -224,20 +226,20 @@ def _unit(
     )
 
 
-def _weights(section: Section, stream: _Stream, places: FileLocations) -> Path:
+def _weights(section: Section, stream: _Stream, locations: FileLocations) -> Path:
     """Return the path of the source weights; weights that `dpl train` made must fit the experiment."""
     words = {
-        "weights": places.weights, "data": places.data, "dataset": section.dataset, "network": section.network,
+        "weights": locations.weights, "data": locations.data, "dataset": section.dataset, "network": section.network,
         "target": stream.target, "source": stream.source or "", "seed": stream.seed,
     }  # fmt: skip
     path = fill_pattern(section.weights, words)
-    if stream.trained_on and (path, stream) not in places.checked:
+    if stream.trained_on and (path, stream) not in locations.checked:
         left_out = stream.target if section.protocol == LEAVE_ONE_OUT else None
         # the split matters where held-out or training images are used by it
         split_seed = stream.seed if section.protocol == LEAVE_ONE_OUT or section.selection else None
         trained_on = {"dataset": section.dataset, "target": left_out, "source": stream.source}
         check_training(path, network=section.network, trained_on=trained_on, trial_seed=split_seed)
-        places.checked.add((path, stream))
+        locations.checked.add((path, stream))
     return path
 
 

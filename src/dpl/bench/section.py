@@ -1,9 +1,13 @@
-"""Experiment files: YAML that describes a grid, read strictly; a wrong key is named with the nearest right one."""
+"""Experiment files: YAML that describes grids of runs, read strictly; a wrong key is named with the nearest right one.
+
+What a file says can also be given as a mapping with the same keys.
+"""
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,85 +15,103 @@ import yaml
 
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS
 from dpl.bench.selection import PAPER_GRID
+from dpl.bench.unit import SourceData
 from dpl.core.errors import DataError, SettingError, did_you_mean
+from dpl.core.settings import Checked, setting
 from dpl.data.sets import plain
 from dpl.data.transforms import make_transform
 from dpl.streams import PROTOCOLS
+from dpl.streams.protocol import DELTAS, ORDERS
 
-__all__ = ["LEAVE_ONE_OUT", "SINGLE_SOURCE", "MethodEntry", "Section", "read_sections"]
+__all__ = ["LEAVE_ONE_OUT", "SINGLE_SOURCE", "MethodEntry", "Section", "load_file", "read_sections", "within"]
 
 LEAVE_ONE_OUT, SINGLE_SOURCE = "leave_one_domain_out", "single_source"
-_PROTOCOLS = (LEAVE_ONE_OUT, SINGLE_SOURCE, *PROTOCOLS)
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
+SettingGrid = Mapping[str, tuple[Any, ...]]
+"""Settings with the values to choose from."""
 
-@dataclass(frozen=True)
-class MethodEntry:
+
+@dataclass(frozen=True, kw_only=True)
+class MethodEntry(Checked):
     """A row of the table: a method, with what is set for it alone."""
 
     label: str
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    batch_size: int | None = None
-    grid: Mapping[str, tuple[Any, ...]] | None = None
-    selection: bool = True
+    batch_size: int | None = setting(None, "images per batch, if not the section's", low=1)
+    grid: SettingGrid | None = setting(None, "settings to search, if not the section's")
+    selection: bool = setting(True, "search settings for this method")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
-    """One grid of a file, checked key by key; docs/bench.md explains each."""
+class Section(Checked):
+    """One grid of a file: every method on every stream with every seed."""
 
-    name: str
-    dataset: str
-    protocol: str
-    network: str
-    weights: str
-    methods: tuple[MethodEntry, ...]
-    batch_size: int
-    corrupt: int | None = None
-    domains: tuple[str, ...] | None = None
-    targets: tuple[str, ...] | None = None
-    sources: tuple[str, ...] | None = None
-    severities: tuple[int, ...] = (5,)
-    order: str = "numpy"
-    delta: float | None = None
-    visits: int | None = None
-    holdout: float = 0.2
-    limit: int | None = None
-    images: str | None = None
-    classes: str | None = None
-    transform: str = "unchanged"
-    seeds: tuple[int, ...] = (0,)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    source: str | Mapping[str, Any] | None = None
-    selection: Mapping[str, tuple[Any, ...]] | None = None
-    oracle: bool = False
+    name: str = setting(MISSING, "title of the section's table; by default the data set")
+    dataset: str = setting(MISSING, "name of the data set")
+    protocol: str = setting(MISSING, "what is streamed, in which order, and when the model is reset")
+    network: str = setting(MISSING, "name of the network")
+    weights: str = setting(MISSING, "file of the source weights; {dataset}, {target}, {seed} ... are filled in")
+    methods: tuple[MethodEntry, ...] = setting(MISSING, "list of methods, or a mapping of row names to settings")
+    batch_size: int = setting(MISSING, "images per batch", low=1)
+    corrupt: int | None = setting(None, "corrupt clean images here: true, or a seed", low=0)
+    domains: tuple[str, ...] | None = setting(None, "domains or corruptions to stream; by default all")
+    targets: tuple[str, ...] | None = setting(None, "target domains; by default all")
+    sources: tuple[str, ...] | None = setting(None, "source domains of protocol single_source; by default all")
+    severities: tuple[int, ...] = setting((5,), "severities of corruptions", low=1, high=5)
+    order: str = setting("numpy", "generator that shuffles a stream", choices=ORDERS)
+    delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=DELTAS[0], high=DELTAS[1])
+    visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
+    holdout: float = setting(0.2, "fraction of each domain in the validation split", low=0, high=1)
+    limit: int | None = setting(None, "use at most so many images of each domain", low=1)
+    images: str | None = setting(None, "file that lists the images of the data set to use")
+    classes: str | None = setting(None, "file that lists the classes of the data set to use")
+    transform: str = setting("unchanged", "how images are resized and cropped")
+    seeds: tuple[int, ...] = setting((0,), "seeds of split, stream order and method", low=0)
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "settings for all methods"})
+    source: str | Mapping[str, Any] | None = setting(None, "source images for methods that need them, or rest")
+    selection: SettingGrid | None = setting(None, "settings to choose on the source domains; true: the paper's")
+    oracle: bool = setting(False, "also report the settings that are best on the target")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.holdout in (0, 1):
+            raise SettingError(f"holdout={self.holdout}: expected a fraction between 0 and 1, without both ends")
 
 
-def read_sections(path: Path) -> tuple[str, list[Section]]:
-    """Return the title of an experiment file and its grids: one, or those under `sections` with the rest as default."""
-    content = _load(path)
-    title = str(content.pop("title", path.stem))
+def read_sections(source: Path | Mapping[str, Any]) -> tuple[str, list[Section]]:
+    """Return the title of an experiment and its grids: one, or those under `sections` with the rest as default."""
+    content = load_file(source) if isinstance(source, Path) else dict(source)
+    title = str(content.pop("title", source.stem if isinstance(source, Path) else "experiment"))
     parts = content.pop("sections", [{}])
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts) or not parts:
-        raise SettingError(f"{path}: sections: expected a list of mappings, each with the keys of one grid")
-    try:
+    with within(str(source) if isinstance(source, Path) else title):
+        if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts) or not parts:
+            raise SettingError("sections: expected a list of mappings, each with the keys of one grid")
         sections = [_section({**content, **part}) for part in parts]
-    except SettingError as error:
-        raise SettingError(f"{path}: {error}") from error
-    names = [section.name for section in sections]
-    if len(set(names)) < len(names):
-        raise SettingError(f"{path}: sections need different names (name: ...), found {', '.join(names)}")
+        names = [section.name for section in sections]
+        if len(set(names)) < len(names):
+            raise SettingError(f"sections need different names (name: ...), found {', '.join(names)}")
     return title, sections
 
 
-def _load(path: Path) -> dict[str, Any]:
+@contextmanager
+def within(place: str) -> Iterator[None]:
+    """Put the place of a wrong setting before its description."""
+    try:
+        yield
+    except SettingError as error:
+        raise SettingError(f"{place}: {error}") from error
+
+
+def load_file(path: Path) -> dict[str, Any]:
+    """Return the keys of an experiment file, not yet checked."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as an experiment file ({error})") from error
     try:
-        _refuse_twice(yaml.compose(text, Loader=yaml.SafeLoader), path)
+        _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader), path)
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
@@ -100,22 +122,22 @@ def _load(path: Path) -> dict[str, Any]:
     return {str(key): _numbers(value) for key, value in content.items()}
 
 
-def _refuse_twice(node: yaml.Node | None, path: Path) -> None:
-    """Raise for a key that stands twice in one mapping: YAML would silently keep the last."""
+def _refuse_duplicates(node: yaml.Node | None, path: Path) -> None:
+    """Raise if a mapping has a key twice: YAML would silently keep the last."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             if key.value in seen:
-                raise SettingError(f"{path}, line {key.start_mark.line + 1}: {key.value!r} stands twice")
+                raise SettingError(f"{path}, line {key.start_mark.line + 1}: duplicate key {key.value!r}")
             seen.add(key.value)
-            _refuse_twice(value, path)
+            _refuse_duplicates(value, path)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            _refuse_twice(value, path)
+            _refuse_duplicates(value, path)
 
 
 def _numbers(value: Any) -> Any:
-    """Turn `5e-5`, which YAML takes for text for want of a point, into the number that is meant."""
+    """Turn `5e-5`, which YAML reads as text because it has no point, into a number."""
     if isinstance(value, dict):
         return {key: _numbers(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -124,78 +146,68 @@ def _numbers(value: Any) -> Any:
 
 
 def _section(values: dict[str, Any]) -> Section:
-    known = [f.name for f in dataclasses.fields(Section)]
+    fields = dataclasses.fields(Section)
+    _check_keys(values, [f.name for f in fields])
+    given = {"name": values.get("dataset", "section")} | {
+        key: value for key, value in values.items() if value is not None
+    }
+    if missing := [f.name for f in fields if f.default is f.default_factory is MISSING and f.name not in given]:
+        raise SettingError(f"{', '.join(missing)}: missing")
+    with within(str(given["name"])):
+        return Section(**{key: _READERS[key](key, value) if key in _READERS else value for key, value in given.items()})
+
+
+def _check_keys(values: Iterable[str], known: Iterable[str]) -> None:
     for key in values:
         if key not in known:
-            raise SettingError(f"unknown key {key!r}. {did_you_mean(key, known)}")
-    required = [f.name for f in dataclasses.fields(Section) if f.default is f.default_factory is dataclasses.MISSING]
-    values.setdefault("name", values.get("dataset"))
-    if missing := [key for key in required if values.get(key) is None]:
-        raise SettingError(f"{', '.join(missing)}: missing")
-    checked = {key: _CHECKS[key](key, value) for key, value in values.items() if value is not None}
-    if checked.pop("selection", None) is not None:
-        checked |= _selection(values["selection"])
-    return Section(**checked)
+            raise SettingError(f"unknown key {key!r}. {did_you_mean(str(key), known)}")
 
 
 def _text(key: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise SettingError(f"{key}: {value!r}; expected a name")
+        raise SettingError(f"{key}={value!r}: expected a name")
     return value
 
 
 def _one_of(*choices: str) -> Callable[[str, Any], str]:
-    def check(key: str, value: Any) -> str:
+    """Return a reader that takes a choice in any spelling: `Office-Home` for `office_home`."""
+
+    def read(key: str, value: Any) -> str:
         spelled = {plain(choice): choice for choice in choices}
         if plain(str(value)) not in spelled:
             raise SettingError(f"{key}: {value!r} is unknown. {did_you_mean(str(value), choices)}")
         return spelled[plain(str(value))]
 
-    return check
+    return read
 
 
-def _whole(least: int) -> Callable[[str, Any], int]:
-    def check(key: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise SettingError(f"{key}: {value!r}; expected a whole number of at least {least}")
-        return value
-
-    return check
+def _several(key: str, value: Any) -> tuple[Any, ...]:
+    entries = value if isinstance(value, (list, tuple)) else [value]
+    if not entries:
+        raise SettingError(f"{key}: an empty list; leave the key out for the default")
+    return tuple(dict.fromkeys(entries))
 
 
-def _number(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SettingError(f"{key}: {value!r}; expected a number")
-    return float(value)
+def _names(key: str, value: Any) -> tuple[str, ...]:
+    return tuple(_text(key, entry) for entry in _several(key, value))
 
 
-def _share(key: str, value: Any) -> float:
-    if not 0 < _number(key, value) < 1:
-        raise SettingError(f"{key}: {value!r}; expected a share between 0 and 1")
-    return float(value)
-
-
-def _several(check: Callable[[str, Any], Any]) -> Callable[[str, Any], tuple[Any, ...]]:
-    def check_all(key: str, value: Any) -> tuple[Any, ...]:
-        entries = value if isinstance(value, list) else [value]
-        if not entries:
-            raise SettingError(f"{key}: an empty list; leave the key out for the usual ones")
-        return tuple(dict.fromkeys(check(key, entry) for entry in entries))
-
-    return check_all
-
-
-def _corrupt(key: str, value: Any) -> int | None:
-    """`true` takes seed 0, a number is the seed, `false` is the images as they lie."""
-    if isinstance(value, bool):
-        return 0 if value else None
-    return _whole(0)(key, value)
+def _float(key: str, value: Any) -> Any:
+    """Return a whole number as a float: 1 and 1.0 name the same results."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _mapping(key: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise SettingError(f"{key}: {value!r}; expected settings with their values")
+    if not isinstance(value, Mapping):
+        raise SettingError(f"{key}={value!r}: expected settings with their values")
     return {str(name): entry for name, entry in value.items()}
+
+
+def _corrupt(key: str, value: Any) -> Any:
+    """Return the seed: `true` is 0, `false` means that the images are used as they are on disk."""
+    if isinstance(value, bool):
+        return 0 if value else None
+    return value
 
 
 def _transform(key: str, value: Any) -> str:
@@ -206,93 +218,79 @@ def _transform(key: str, value: Any) -> str:
 def _source(key: str, value: Any) -> str | dict[str, Any]:
     if value == "rest":
         return "rest"
-    if not isinstance(value, dict) or "dataset" not in value:
-        raise SettingError(f"{key}: {value!r}; expected 'rest', or a mapping with {', '.join(_SOURCE)}")
-    for name in value:
-        if name not in _SOURCE:
-            raise SettingError(f"{key}: unknown key {name!r}. {did_you_mean(str(name), _SOURCE)}")
-    checked = {name: _SOURCE[name](f"{key}: {name}", entry) for name, entry in value.items()}
-    if checked["dataset"] == "folder" and not checked.get("domains"):
-        raise SettingError(f"{key}: dataset: folder needs domains: [path below the data folder]")
-    return checked
+    if not isinstance(value, Mapping) or "dataset" not in value:
+        raise SettingError(f"{key}={value!r}: expected 'rest', or a mapping with {', '.join(_SOURCE_READERS)}")
+    with within(key):
+        _check_keys(value, _SOURCE_READERS)
+        read = {name: _SOURCE_READERS[name](name, entry) for name, entry in value.items()}
+        SourceData(**read)  # checks the values; the batch size may still be the method's
+        if read["dataset"] == "folder" and not read.get("domains"):
+            raise SettingError("dataset: folder needs domains: [path below the data folder]")
+    return read
 
 
-def _bool(key: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise SettingError(f"{key}: {value!r}; expected true or false")
-    return value
+def _selection(key: str, value: Any) -> SettingGrid | None:
+    if isinstance(value, bool):
+        return PAPER_GRID if value else None
+    if not isinstance(value, Mapping):
+        raise SettingError(f"{key}={value!r}: expected true, false, or settings with lists of values")
+    return _grid(key, value) or None
 
 
-def _keep(key: str, value: Any) -> Any:
-    if not isinstance(value, bool | dict):
-        raise SettingError(f"{key}: {value!r}; expected true, false, or settings with lists of values")
-    return value or None
-
-
-def _selection(value: Any) -> dict[str, Any]:
-    """Return the grid to search; `true` means the paper's."""
-    if value is True:
-        return {"selection": PAPER_GRID}
-    return {"selection": _grid("selection", value)}
-
-
-def _grid(key: str, value: Any) -> dict[str, tuple[Any, ...]]:
+def _grid(key: str, value: Any) -> SettingGrid:
     grid = _mapping(key, value)
     for name, entries in grid.items():
-        if not isinstance(entries, list) or not entries:
-            raise SettingError(f"{key}: {name}: {entries!r}; expected a list of values to choose from")
+        if not isinstance(entries, (list, tuple)) or not entries:
+            raise SettingError(f"{key}: {name}={entries!r}: expected a list of values to choose from")
     return {name: tuple(entries) for name, entries in grid.items()}
 
 
 def _methods(key: str, value: Any) -> tuple[MethodEntry, ...]:
     """Read a list of names, or rows with what is set for each alone."""
     rows = dict.fromkeys(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
-    if not isinstance(rows, dict) or not rows:
+    if not isinstance(rows, Mapping) or not rows:
         raise SettingError(f"{key}: expected a list of method names, or a mapping of names to their settings")
-    return tuple(_method(str(label), {} if entry is None else entry) for label, entry in rows.items())
+    return tuple(_method(str(label), entry) for label, entry in rows.items())
 
 
 def _method(label: str, entry: Any) -> MethodEntry:
-    values = _mapping(f"methods: {label}", entry)
-    own: dict[str, Any] = {"method": values.pop("method", label)}
-    for name, check in (("batch_size", _whole(1)), ("grid", _grid), ("selection", _bool)):
-        if name in values:
-            own[name] = check(f"methods: {label}: {name}", values.pop(name))
-    return MethodEntry(label=label, settings=values, **own)
+    with within("methods"):
+        settings = {"method": label} | _mapping(label, {} if entry is None else entry)
+        with within(label):
+            if "grid" in settings:
+                settings["grid"] = _grid("grid", settings["grid"])
+            own = {name: settings.pop(name) for name in _OF_METHOD if name in settings}
+            return MethodEntry(label=label, settings=settings, **own)
 
 
-_SOURCE: dict[str, Callable[[str, Any], Any]] = {
+_OF_METHOD = ("method", "batch_size", "grid", "selection")
+_SOURCE_READERS: dict[str, Callable[[str, Any], Any]] = {
     "dataset": _one_of(*DOMAINS, *CLEAN, "folder"),
-    "domains": _several(_text),
+    "domains": _names,
     "part": _one_of("whole", "inside"),
     "split": _one_of("train", "test"),
     "transform": _transform,
-    "batch_size": _whole(1),
+    "batch_size": lambda key, value: value,
 }
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+_READERS: dict[str, Callable[[str, Any], Any]] = {
     "name": _text,
     "dataset": _one_of(*DOMAINS, *CORRUPTED, *CLEAN),
-    "protocol": _one_of(*_PROTOCOLS),
+    "protocol": _one_of(LEAVE_ONE_OUT, SINGLE_SOURCE, *PROTOCOLS),
     "network": _text,
     "weights": _text,
     "methods": _methods,
-    "batch_size": _whole(1),
     "corrupt": _corrupt,
-    "domains": _several(_text),
-    "targets": _several(_text),
-    "sources": _several(_text),
-    "severities": _several(_whole(1)),
-    "order": _text,
-    "delta": _number,
-    "visits": _whole(1),
-    "holdout": _share,
-    "limit": _whole(1),
+    "domains": _names,
+    "targets": _names,
+    "sources": _names,
+    "severities": _several,
+    "delta": _float,
+    "holdout": _float,
     "images": _text,
     "classes": _text,
     "transform": _transform,
-    "seeds": _several(_whole(0)),
+    "seeds": _several,
     "settings": _mapping,
     "source": _source,
-    "selection": _keep,
-    "oracle": _bool,
+    "selection": _selection,
 }

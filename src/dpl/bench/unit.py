@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from dpl.core.errors import DataError, SettingError, did_you_mean
-from dpl.core.settings import make_settings
+from dpl.core.settings import Checked, make_settings, setting
 from dpl.methods import get_method
 from dpl.methods.base import Method
 
@@ -20,19 +20,17 @@ Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceData:
-    """Labelled images that a method may see beside the stream."""
+class SourceData(Checked):
+    """Labelled images that a method may use beside the stream."""
 
     dataset: str
     """Name of a data set, or `folder` for images in class folders at the paths `domains` below the data folder."""
     domains: tuple[str, ...] = ()
-    part: str = "whole"
-    """`whole`, `inside` (the training part of DomainBed's split) or `rest` (clean images outside the stream)."""
-    split: str | None = None
-    """`train` or `test`, where the data set has both."""
-    transform: str | None = None
-    """Of these images, where it is not that of the stream."""
-    batch_size: int = 200
+    part: str = setting("whole", "inside: DomainBed's training split; rest: clean images outside the stream",
+                        choices=("whole", "inside", "rest"))  # fmt: skip
+    split: str | None = setting(None, "of data sets that have both", choices=(None, "train", "test"))
+    transform: str | None = setting(None, "of these images, if not that of the stream")
+    batch_size: int = setting(200, "labelled images per batch", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,16 +79,23 @@ def whole_number(what: str, value: Any, least: int) -> int:
 
 
 def _check(owner: str, field: "dataclasses.Field[Any]", kind: Any, value: Any) -> None:
+    """Check a value, or each entry of a tuple."""
+    several = get_origin(kind) is tuple and isinstance(value, tuple)
+    for entry in value if several else (value,):
+        _check_entry(f"{owner}{field.name}={entry!r}", field, get_args(kind)[0] if several else kind, entry)
+
+
+def _check_entry(name: str, field: "dataclasses.Field[Any]", kind: Any, value: Any) -> None:
     low, high = field.metadata.get("low"), field.metadata.get("high")
     choices = field.metadata.get("choices") or (get_args(kind) if get_origin(kind) is Literal else None)
-    name = f"{owner}{field.name}={value!r}"
     if choices is not None and value not in choices:
         raise SettingError(f"{name}: expected one of {', '.join(map(repr, choices))}")
     if low is None and high is None:
-        if isinstance(field.default, bool) and choices is None and not isinstance(value, bool):
+        if kind is bool and choices is None and not isinstance(value, bool):
             raise SettingError(f"{name}: expected True or False")
         return
-    whole = isinstance(field.default, int)
+    kinds = get_args(kind) or (kind,)
+    whole = int in kinds and float not in kinds
     expected = f"{'a whole number' if whole else 'a number'} {_range(low, high)}"
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         if value is None and field.default is None:
