@@ -80,5 +80,5 @@ def test_nothing_confident_changes_nothing() -> None:
 
 
 def test_wrong_shapes_are_named() -> None:
-    with pytest.raises(dpl.InputError, match=r"\(2, 3\) and prototypes \(4, 5\)"):
+    with pytest.raises(dpl.InputError, match=r"\(2, 3\) and \(4, 5\)"):
         arcface(torch.zeros(2, 3), torch.zeros(4, 5), torch.zeros(2, dtype=torch.int64), 64.0)

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpl
-from dpl.objectives import entropy
-from dpl.objectives.conjugate import conjugate_loss
+from dpl.objectives import conjugate_loss, entropy
 from parity.tiny import stream, tiny_network
 
 

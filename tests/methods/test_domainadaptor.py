@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import dpl
 from dpl.methods.parts.adamix import AdaMix, Moments, source_share
 from dpl.network import Network
-from dpl.objectives.gem import gem_skd, gem_t
+from dpl.objectives import gem_skd, gem_t
 from parity.tiny import stream, tiny_network
 
 

@@ -10,7 +10,7 @@ L is the entropy: at T = 1 CPL is then TENT with another optimizer and with the 
 
 Updates: affine parameters of normalisation layers, with batch statistics. Needs: such layers. Output: from after the
 update, by a second forward pass, as in the authors' code. Departure: y is written down in closed form (see
-`dpl.objectives.conjugate`) where the authors solve a linear system for each sample; batches of one work.
+`dpl.objectives.conjugate_loss`) where the authors solve a linear system for each sample; batches of one work.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Pass
-from dpl.objectives.conjugate import conjugate_loss
+from dpl.objectives import conjugate_loss
 
 __all__ = ["CPL", "CPLSettings"]
 

@@ -39,8 +39,7 @@ from dpl.methods.parts.adamix import AdaMix
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Pass
-from dpl.objectives import entropy
-from dpl.objectives.gem import gem_skd, gem_t
+from dpl.objectives import entropy, gem_skd, gem_t
 
 __all__ = ["DomainAdaptor", "DomainAdaptorSettings"]
 

@@ -25,8 +25,7 @@ from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass
-from dpl.objectives import entropy
-from dpl.objectives.selection import entropy_margin, masked_mean, similarity_to
+from dpl.objectives import entropy, entropy_margin, masked_mean, similarity_to
 
 __all__ = ["ETA", "ETASettings"]
 

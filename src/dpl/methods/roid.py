@@ -35,10 +35,8 @@ from dpl.methods.parts.source_weights import Anchor
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.objectives import entropy
+from dpl.objectives import entropy, min_max, similarity_to, soft_likelihood_ratio
 from dpl.objectives.consistency import symmetric_cross_entropy
-from dpl.objectives.robust import soft_likelihood_ratio
-from dpl.objectives.selection import min_max, similarity_to
 from dpl.views import roid_view, seeded
 
 __all__ = ["ROID", "ROIDSettings"]

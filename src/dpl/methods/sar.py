@@ -32,8 +32,7 @@ from dpl.methods.parts.top_layers import TOP_LAYERS, below_top
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network
-from dpl.objectives import entropy
-from dpl.objectives.selection import entropy_margin, masked_mean
+from dpl.objectives import entropy, entropy_margin, masked_mean
 
 __all__ = ["SAR", "SARSettings"]
 

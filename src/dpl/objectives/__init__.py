@@ -1,10 +1,23 @@
-"""Pure losses: tensors in, a scalar (or one value per sample) out."""
+"""Losses as pure functions: tensors in, a scalar or one value per sample out.
 
-from dpl.objectives.conjugate import conjugate_loss
+A loss knows no network, method or memory, and keeps no state.
+"""
+
 from dpl.objectives.consistency import soft_cross_entropy, symmetric_cross_entropy
 from dpl.objectives.contrastive import class_aware_info_nce, view_contrast
-from dpl.objectives.entropy import entropy, marginal_entropy
-from dpl.objectives.gem import gem_skd, gem_t
+from dpl.objectives.entropy import (
+    conjugate_loss,
+    entropy,
+    entropy_margin,
+    entropy_of_probabilities,
+    gem_skd,
+    gem_t,
+    marginal_entropy,
+    masked_mean,
+    min_max,
+    similarity_to,
+    soft_likelihood_ratio,
+)
 from dpl.objectives.prototype import (
     adain,
     classes_present,
@@ -16,8 +29,6 @@ from dpl.objectives.prototype import (
 )
 from dpl.objectives.proxy import arcface, proxy_nca
 from dpl.objectives.pseudo_label import confident_cross_entropy, confident_labels
-from dpl.objectives.robust import soft_likelihood_ratio
-from dpl.objectives.selection import entropy_margin, masked_mean, min_max, similarity_to
 
 __all__ = [
     "adain",
@@ -31,6 +42,7 @@ __all__ = [
     "dpl_star",
     "entropy",
     "entropy_margin",
+    "entropy_of_probabilities",
     "gem_skd",
     "gem_t",
     "marginal_entropy",

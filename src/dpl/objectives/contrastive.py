@@ -5,12 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpl.core.errors import InputError, SettingError
-from dpl.core.numerics import at_least_float32, full_precision
+from dpl.core.numerics import cosines, full_precision
 
 __all__ = ["class_aware_info_nce", "view_contrast"]
 
 
-@full_precision
 def view_contrast(views: Tensor, temperature: float) -> Tensor:
     """Pull the views of each sample together and push all other samples' views away (Khosla et al., 2020).
 
@@ -22,13 +21,12 @@ def view_contrast(views: Tensor, temperature: float) -> Tensor:
         -log of each anchor's softmax over the VB - 1 other vectors, averaged over its V - 1 positives, then over all
         VB anchors.
     """
-    _check_temperature(temperature)
     if views.ndim != 3 or len(views) < 2:
         raise InputError(f"views have shape {tuple(views.shape)}; expected [V, B, d] with at least two views")
     count, samples = views.shape[:2]
-    unit = F.normalize(views.flatten(0, 1), dim=1)
-    similarity = unit @ unit.T / temperature  # [VB, VB]
-    itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
+    vectors = views.flatten(0, 1)
+    similarity = cosines(vectors, vectors, temperature)  # [VB, VB]
+    itself = torch.eye(len(vectors), dtype=torch.bool, device=views.device)
     others = similarity.masked_fill(itself, -torch.inf).logsumexp(dim=1)  # [VB]
     pairs = similarity.view(count, samples, count, samples).diagonal(dim1=1, dim2=3)  # [V, V, B], same sample
     positives = pairs.sum(dim=1) - pairs.diagonal().T  # [V, B], without the anchor itself
@@ -39,7 +37,7 @@ def view_contrast(views: Tensor, temperature: float) -> Tensor:
 def class_aware_info_nce(
     queries: Tensor, keys: Tensor, labels: Tensor, queue: Tensor, queue_labels: Tensor, temperature: float
 ) -> Tensor:
-    """Tell each query's key from the queue, leaving out queue entries of the query's own class (Chen et al., 2022).
+    """InfoNCE of each query's key against the queue, without entries of the query's own class (Chen et al., 2022).
 
     Args:
         queries: [B, d], with gradient; normalised here.
@@ -50,21 +48,17 @@ def class_aware_info_nce(
         temperature: tau of the cosine similarities.
 
     Returns:
-        The mean cross-entropy of picking the key; zero where the queue holds nothing but the query's class.
+        The mean cross-entropy of picking the key; zero if the queue contains only the query's class.
     """
-    _check_temperature(temperature)
+    if not temperature > 0:
+        raise SettingError(f"temperature={temperature!r}: expected a number above 0")
     if queries.shape != keys.shape or queue.shape[1:] != queries.shape[1:]:
         raise InputError(
             f"queries have shape {tuple(queries.shape)}, keys {tuple(keys.shape)} and the queue {tuple(queue.shape)}; "
             "expected [B, d], [B, d] and [K, d]"
         )
-    query, key = F.normalize(queries, dim=1), F.normalize(at_least_float32(keys), dim=1)
+    query, key = F.normalize(queries, dim=1), F.normalize(keys, dim=1)
     positive = (query * key).sum(dim=1, keepdim=True)  # [B, 1]
-    negatives = (query @ at_least_float32(queue).T).masked_fill(labels[:, None] == queue_labels, -torch.inf)
+    negatives = (query @ queue.T).masked_fill(labels[:, None] == queue_labels, -torch.inf)
     similarity = torch.cat([positive, negatives], dim=1) / temperature  # [B, 1 + K]
     return F.cross_entropy(similarity, torch.zeros_like(labels))
-
-
-def _check_temperature(temperature: float) -> None:
-    if not temperature > 0:
-        raise SettingError(f"temperature={temperature!r}: expected a number above 0")

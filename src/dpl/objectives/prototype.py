@@ -1,77 +1,78 @@
 """Prototype-centric losses of Decoupled Prototype Learning (Eq. 3, 4, 6 of the paper) and AdaIN (Eq. 8 to 10).
 
-All are pure functions. A label of -1 marks a sample that is not confident: it takes no part, neither as a
-positive nor as a negative. That keeps every shape fixed, so a GPU never waits for a count.
+All are pure functions. A label of -1 marks a sample that is not confident; it is neither a positive nor a negative.
+Masks keep every shape fixed, so that a GPU is never synchronised.
 
-Eq. 3 and 4 only compare the prototypes of classes that are present with the samples, so the work is
-O(B² d) for a batch of B and does not depend on the number of classes.
+Eq. 3 and 4 compare the samples with the prototypes of classes that are present only. The work is O(B² d) for a batch
+of B and does not depend on the number of classes.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpl.core.errors import InputError, SettingError
-from dpl.core.numerics import full_precision, variance_and_mean
+from dpl.core.errors import InputError
+from dpl.core.numerics import cosines, variance_and_mean
+from dpl.objectives.pseudo_label import labels_error
 
 __all__ = ["adain", "classes_present", "dpl_o", "dpl_star", "prototype_regularization", "restyle", "style_statistics"]
 
 
-@full_precision
 def dpl_o(features: Tensor, prototypes: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Eq. 3: each confident sample against the samples of other classes, as seen by its own prototype.
 
     Args:
         features: z, [B, d].
         prototypes: w, [C, d], the rows of the classifier.
-        labels: pseudo-labels [B] in 0..C-1, or -1 for a sample that takes no part.
+        labels: pseudo-labels [B] in 0..C-1, or -1 for a sample that is not confident.
         temperature: tau.
 
     Returns:
         The mean over confident samples; zero (with zero gradient) if there is none or only one class.
     """
-    similarity, valid = _similarities(features, prototypes, labels, temperature)  # [B, B], [B]
+    if labels.shape != features.shape[:1] or labels.dtype != torch.int64:
+        raise labels_error(labels, features)
+    similarity = cosines(prototypes, features, temperature, rows=labels.clamp(min=0))  # [B, B]
+    valid = labels >= 0
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     others = valid & (labels[:, None] != labels[None, :])
-    denominator = _masked_logsumexp(similarity, others | itself)
+    denominator = similarity.masked_fill(~(others | itself), -torch.inf).logsumexp(dim=1)
     per_sample = denominator - similarity.diagonal()
     return (per_sample * valid).sum() / valid.sum().clamp(min=1)
 
 
-@full_precision
 def dpl_star(features: Tensor, prototypes: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Eq. 4: for each class present, its prototype against all its samples together and all the others.
 
-    Arguments and empty cases are those of `dpl_o`. Row i below stands for the class of sample i; rows of the
-    same class are equal, so weighting each by one over its class size gives the mean over classes.
+    Arguments and empty cases are those of `dpl_o`. Row i below belongs to the class of sample i. Rows of the same class
+    are equal, so that weighting each by one over its class size gives the mean over classes.
     """
-    similarity, valid = _similarities(features, prototypes, labels, temperature)
+    if labels.shape != features.shape[:1] or labels.dtype != torch.int64:
+        raise labels_error(labels, features)
+    similarity = cosines(prototypes, features, temperature, rows=labels.clamp(min=0))  # [B, B]
+    valid = labels >= 0
     same = labels[:, None] == labels[None, :]
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    positives = _masked_logsumexp(similarity, (same & valid) | itself)
-    everything = _masked_logsumexp(similarity, valid.expand_as(same) | itself)
+    positives = similarity.masked_fill(~((same & valid) | itself), -torch.inf).logsumexp(dim=1)
+    everything = similarity.masked_fill(~(valid | itself), -torch.inf).logsumexp(dim=1)
     share = valid.to(similarity.dtype) / same.sum(dim=1)  # 1 / |Z+| for confident rows
     return ((everything - positives) * share).sum() / share.sum().clamp(min=1)
 
 
-@full_precision
 def prototype_regularization(
     prototypes: Tensor, memory: Tensor, temperature: float, rows: Tensor | None = None
 ) -> Tensor:
     """Eq. 6: each prototype against the pseudo-features of all classes.
 
-    `rows` restricts the outer mean to some classes. Drawn at random they give an unbiased estimate, for label
-    spaces so large that all C² similarities are out of reach.
+    `rows` restricts the outer mean to some classes. Rows drawn at random give an unbiased estimate, if there are too
+    many classes for all C² similarities.
     """
-    _check_temperature(temperature)
-    if prototypes.shape != memory.shape or prototypes.ndim != 2:
+    if prototypes.shape != memory.shape:
         raise InputError(
             f"memory has shape {tuple(memory.shape)}; expected that of the prototypes, {tuple(prototypes.shape)}"
         )
     targets = torch.arange(len(prototypes), device=prototypes.device) if rows is None else rows
-    anchors = prototypes if rows is None else prototypes[rows]
-    similarity = F.normalize(anchors, dim=1) @ F.normalize(memory, dim=1).T / temperature
-    return F.cross_entropy(similarity, targets)
+    return F.cross_entropy(cosines(prototypes, memory, temperature, rows), targets)
 
 
 def classes_present(labels: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ def adain(content: Tensor, style: Tensor, eps: float = 1e-6, *, detach: bool = T
     """Eq. 8 to 10: give `content` the per-channel mean and deviation of `style`.
 
     Both are feature maps [B, C, H, W] or token sequences [B, T, C]. The variance is the biased one of Eq. 9;
-    `eps` inside the root defines channels without any variation. Statistics carry no gradient by default.
+    `eps` keeps the root of a constant channel finite. Statistics carry no gradient by default.
     """
     if content.ndim not in (3, 4) or content.ndim != style.ndim:
         raise InputError(
@@ -106,29 +107,3 @@ def restyle(content: Tensor, mean: Tensor, deviation: Tensor, eps: float = 1e-6,
     own_mean, own_deviation = style_statistics(content, eps, detach=detach)
     scale = deviation / own_deviation  # one scale and shift for each channel: a single pass over the maps
     return torch.addcmul(mean - own_mean * scale, content, scale)
-
-
-def _similarities(features: Tensor, prototypes: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return cos(w of sample i's class, z_j) / tau as [B, B], and which samples are confident."""
-    _check_temperature(temperature)
-    if features.ndim != 2 or prototypes.ndim != 2 or features.shape[1] != prototypes.shape[1]:
-        raise InputError(
-            f"features have shape {tuple(features.shape)} and prototypes {tuple(prototypes.shape)}; "
-            "expected [B, d] and [C, d]"
-        )
-    if labels.shape != features.shape[:1] or labels.dtype != torch.int64:
-        raise InputError(
-            f"labels have shape {tuple(labels.shape)} and dtype {labels.dtype}; expected int64 [{len(features)}]"
-        )
-    anchors = prototypes[labels.clamp(min=0)]
-    cosine = F.normalize(anchors, dim=1) @ F.normalize(features, dim=1).T
-    return cosine / temperature, labels >= 0
-
-
-def _check_temperature(temperature: float) -> None:
-    if not temperature > 0:
-        raise SettingError(f"temperature={temperature!r}: expected a number above 0 (0.1 is the default)")
-
-
-def _masked_logsumexp(similarity: Tensor, mask: Tensor) -> Tensor:
-    return similarity.masked_fill(~mask, -torch.inf).logsumexp(dim=1)
