@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import dpl
 from abuse import streams
 from dpl.core.errors import InputError, SettingError, SnapshotError
-from dpl.guard import Event, GuardSettings
+from dpl.guard import GuardEvent, GuardSettings
 from nets import CLASSES, images, network
 
 
@@ -64,7 +64,7 @@ def test_settings_come_as_an_object_too() -> None:
     assert dpl.adapt(network(), guard=GuardSettings(compare_every=7)).guard.settings.compare_every == 7
 
 
-def test_bad_rows_are_set_aside_and_explained() -> None:
+def test_invalid_images_are_excluded_and_explained() -> None:
     model, clean = dpl.adapt(network(), "tent", guard=True), dpl.adapt(network(), "tent", guard=True)
     batch = images(8)
     batch[1, 0, 0, 0], batch[6] = torch.nan, 1e20
@@ -86,7 +86,7 @@ def test_a_batch_of_bad_rows_only_is_answered_with_zeros() -> None:
     logits = model(torch.full((4, 3, 8, 8), torch.inf))
     assert torch.equal(logits, torch.zeros(4, CLASSES))
     assert model.last["updated"] is False
-    assert "every row" in model.last["reason"]
+    assert "every image" in model.last["reason"]
     assert torch.equal(model.predict(torch.full((4, 3, 8, 8), torch.inf)), torch.zeros(4, CLASSES))
     assert same(before, inner(model))
 
@@ -155,14 +155,14 @@ class Overflowing(nn.Module):
         return self.network(x * torch.where(x.amax(dim=(1, 2, 3), keepdim=True) > 1.5, torch.inf, 1.0))
 
 
-def test_rows_that_overflow_inside_the_network_are_set_aside_too() -> None:
+def test_images_that_overflow_inside_the_network_are_excluded_too() -> None:
     model, clean = (dpl.adapt(Overflowing(), "tent", guard=True) for _ in range(2))
     batch = images(8)
     batch[3] += 1.0
     good = [0, 1, 2, 4, 5, 6, 7]
     logits = model(batch)
     assert torch.equal(logits[good], clean(batch[good]))
-    assert "source network itself" in model.last["set_aside"][3]
+    assert "source model" in model.last["set_aside"][3]
     assert same(inner(model), inner(clean))
     assert torch.isfinite(model.predict(batch)).all()
 
@@ -180,28 +180,28 @@ def test_harm_freezes_and_the_source_answers() -> None:
     assert [event.alarm for event in model.guard.events if event.action == "freeze"] == [True]
 
 
-def test_a_frozen_model_is_reset_and_thaws_after_its_trial() -> None:
+def test_a_frozen_model_is_reset_and_unfreezes_after_its_trial() -> None:
     model = frozen_model()
     assert same(inner(model), inner(dpl.adapt(streams.network(), "tent", guard=True)))
     for batch, _ in streams.iid("noise", 32 * 40):
         model(batch)
     assert not model.guard.frozen
-    assert model.guard.counts["thaw"] == 1
+    assert model.guard.counts["unfreeze"] == 1
     assert model.last["updated"]
 
 
-def test_held_without_a_healthy_state_the_source_answers_until_a_trial_is_passed() -> None:
+def test_paused_without_a_healthy_state_the_source_model_predicts_until_a_trial_is_passed() -> None:
     model, source = dpl.adapt(streams.network(), "pl", guard={"few_class_rows": 64}), streams.network()
     for batch, _ in streams.one_class("noise", 32 * 8):
         model(batch)
-    assert model.guard.counts["hold"] == 1
+    assert model.guard.counts["pause"] == 1
     assert model.guard.counts["freeze"] == 0, "few classes are no alarm"
     shuffled = [batch for batch, _ in streams.iid("noise", 32 * 40)]
     with torch.no_grad():
         assert torch.equal(model(shuffled[0]), source(shuffled[0]))
     for batch in shuffled[1:]:
         model(batch)
-    assert model.guard.counts["thaw"] == 1
+    assert model.guard.counts["unfreeze"] == 1
     assert model.last["updated"]
 
 
@@ -210,12 +210,12 @@ def test_a_trial_without_gain_is_not_passed() -> None:
     model = dpl.adapt(streams.network(), "lame", guard={"few_class_rows": 64})
     for batch, _ in streams.one_class("noise", 64 * 8, size=64) + streams.iid("noise", 64 * 16, size=64):
         model(batch)
-    assert model.guard.counts["hold"] == 1
-    assert model.guard.counts["thaw"] == 0
+    assert model.guard.counts["pause"] == 1
+    assert model.guard.counts["unfreeze"] == 0
     assert model.guard.frozen
 
 
-def test_a_sudden_change_is_looked_at_at_once() -> None:
+def test_a_sudden_change_is_compared_at_once() -> None:
     model = dpl.adapt(streams.network(), "norm", guard={"compare_every": 1000})
     for batch, _ in streams.iid("noise", 32 * 12):
         model(batch)
@@ -247,8 +247,8 @@ def test_a_settled_model_is_rolled_back_to_its_last_healthy_state() -> None:
     )
 
 
-def test_events_are_told_counted_and_bounded() -> None:
-    heard: list[Event] = []
+def test_events_are_passed_on_counted_and_bounded() -> None:
+    heard: list[GuardEvent] = []
     model = dpl.adapt(network(), "tent", guard={"log": 3})
     model.guard.call_on_event(heard.append)
     for _ in range(5):
@@ -260,26 +260,26 @@ def test_events_are_told_counted_and_bounded() -> None:
     assert model.guard.counts["set_aside"] == 5
 
 
-def test_looks_report_their_signals() -> None:
+def test_comparisons_report_their_signals() -> None:
     model = dpl.adapt(network(), "tent", guard=True)
     model(images(16))
     signals = model.last["guard"]["signals"]
     assert signals["rows"] == 16
     assert 0 <= signals["disagreement"] <= 1
     assert signals["drift"] > 0
-    assert signals["selected"] is None, "TENT learns from all rows"
+    assert signals["selected"] is None, "TENT adapts to all images"
     choosy = dpl.adapt(network(), "dpl", guard=True, confidence=0.0)
     choosy(images(16))
     assert choosy.last["guard"]["signals"]["selected"] == 1.0
 
 
-def test_later_looks_are_at_some_rows_of_some_batches() -> None:
+def test_later_comparisons_are_on_some_images_of_some_batches() -> None:
     model, seen = dpl.adapt(streams.network(), "tent", guard={"compare_every": 3, "compare_share": 0.25}), []
     for batch, _ in streams.iid("noise", 64 * 10, size=64):
         model(batch)
         signals = model.last["guard"]["signals"]
         seen.append(0 if signals is None else signals["rows"])
-    assert seen[:3] == [64, 64, 64], "a new stream is looked at closely"
+    assert seen[:3] == [64, 64, 64], "a new stream is compared closely"
     assert seen[3:] == [0, 0, 16, 0, 0, 16, 0]
 
 

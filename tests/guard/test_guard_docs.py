@@ -4,7 +4,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from dpl.guard import GuardSettings, Signals
+from dpl.guard import ComparisonResult, GuardSettings
 from dpl.guard.events import ACTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
@@ -18,6 +18,6 @@ def test_every_setting_is_there_with_its_default_and_meaning() -> None:
 
 
 def test_every_action_and_every_signal_is_explained() -> None:
-    signals = {field.name for field in dataclasses.fields(Signals)} - {"rows"} | {"drift", "selected"}
+    signals = {field.name for field in dataclasses.fields(ComparisonResult)} - {"rows"} | {"drift", "selected"}
     settings = {field.name for field in dataclasses.fields(GuardSettings)}
     assert signals | settings | set(ACTIONS) == NAMES

@@ -17,7 +17,7 @@ def test_one_bad_value_refuses_its_row_alone(value: float) -> None:
     examined = check().examine(batch)
     assert list(examined.refused) == [5]
     assert ("not finite" if abs(value) == float("inf") or value != value else "out of range") in examined.refused[5]
-    assert examined.usual == 1.0
+    assert examined.usual_peak == 1.0
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.05, 1.0, 2.6, 255.0])
@@ -26,12 +26,12 @@ def test_ordinary_images_of_any_scale_are_accepted(scale: float) -> None:
     for seed in range(5):
         examined = rows.examine(scale * (2 * images(16, seed) - 1))
         assert not examined.refused
-        rows.learn(examined)
+        rows.remember(examined)
 
 
 def test_dark_images_first_do_not_make_normal_ones_suspicious() -> None:
     rows = check()
-    rows.learn(rows.examine(0.02 * images(16)))
+    rows.remember(rows.examine(0.02 * images(16)))
     assert not rows.examine(images(16)).refused
 
 
@@ -40,7 +40,7 @@ def test_a_minority_cannot_move_what_is_usual() -> None:
     batch[:7] = 1e5
     examined = rows.examine(batch)
     assert list(examined.refused) == list(range(7))
-    rows.learn(examined)
+    rows.remember(examined)
     one = torch.full((1, 3, 8, 8), 50.0)
     assert rows.examine(one).refused, "a batch of one has no majority of its own once the usual peak is known"
 
@@ -48,7 +48,7 @@ def test_a_minority_cannot_move_what_is_usual() -> None:
 def test_examining_changes_nothing() -> None:
     rows = check()
     rows.examine(100 * images(4))
-    assert rows.usual is None
+    assert rows.usual_peak is None
 
 
 def test_a_known_range_is_kept() -> None:

@@ -1,102 +1,102 @@
 from dpl.guard import GuardSettings
-from dpl.guard.policy import FREEZE, RESET, ROLL_BACK, Ladder
+from dpl.guard.policy import FREEZE, RESET, ROLL_BACK, EscalationPolicy
 
 
-def ladder(**settings: int) -> Ladder:
-    return Ladder(GuardSettings(**settings))
+def policy(**settings: int) -> EscalationPolicy:
+    return EscalationPolicy(GuardSettings(**settings))
 
 
-def settled() -> Ladder:
-    made = ladder()
-    made.let_pass(4096)
+def settled() -> EscalationPolicy:
+    made = policy()
+    made.count_rows(4096)
     return made
 
 
 def test_a_fresh_model_that_fails_is_frozen_at_once() -> None:
-    assert list(ladder().climb(has_healthy_state=False)) == [FREEZE]
+    assert list(policy().escalate(has_healthy_state=False)) == [FREEZE]
 
 
 def test_a_settled_model_is_first_rolled_back() -> None:
-    assert next(settled().climb(True)) == ROLL_BACK
+    assert next(settled().escalate(True)) == ROLL_BACK
 
 
 def test_without_a_healthy_state_it_is_reset() -> None:
-    assert next(settled().climb(False)) == RESET
+    assert next(settled().escalate(False)) == RESET
 
 
-def test_trouble_that_returns_soon_climbs() -> None:
+def test_trouble_that_returns_soon_escalates() -> None:
     made = settled()
     taken = []
     for _ in range(3):
-        taken.append(next(made.climb(True)))
-        made.let_pass(100)
+        taken.append(next(made.escalate(True)))
+        made.count_rows(100)
     assert taken == [ROLL_BACK, RESET, FREEZE]
     assert made.frozen
 
 
 def test_old_trouble_is_forgotten() -> None:
     made = settled()
-    next(made.climb(True))
-    made.let_pass(4096)
-    assert next(made.climb(True)) == ROLL_BACK
+    next(made.escalate(True))
+    made.count_rows(4096)
+    assert next(made.escalate(True)) == ROLL_BACK
 
 
 def test_one_batch_can_go_all_the_way() -> None:
     made = settled()
-    assert list(made.climb(True)) == [ROLL_BACK, RESET, FREEZE]
+    assert list(made.escalate(True)) == [ROLL_BACK, RESET, FREEZE]
     assert made.frozen
 
 
 def test_each_freeze_lasts_twice_as_long_up_to_a_limit() -> None:
-    made, waits = ladder(freeze_rows=10), []
+    made, waits = policy(freeze_rows=10), []
     for _ in range(9):
         made.freeze()
-        waits.append(made.waiting)
-        made.thaw()
+        waits.append(made.rows_to_wait)
+        made.unfreeze()
     assert waits == [10, 20, 40, 80, 160, 320, 640, 640, 640]
-    made.let_pass(4 * 4096)
+    made.count_rows(4 * 4096)
     made.freeze()
-    assert made.waiting == 10
+    assert made.rows_to_wait == 10
 
 
-def test_what_was_lost_slowly_is_not_tried_again_soon() -> None:
-    made = ladder(freeze_rows=10)
-    assert list(made.climb(False, slowly=True)) == [FREEZE]
-    assert made.waiting == 80
+def test_a_freeze_lasts_longer_if_predictions_were_lost_slowly() -> None:
+    made = policy(freeze_rows=10)
+    assert list(made.escalate(False, slowly=True)) == [FREEZE]
+    assert made.rows_to_wait == 80
 
 
-def test_standing_back_has_no_wait_and_counts_as_no_freeze() -> None:
-    made = ladder(few_class_rows=10)
-    assert [made.see_classes(True, False, 60) for _ in range(2)] == [None, "hold"]
-    made.stand_back()
+def test_serving_the_source_model_has_no_wait_and_counts_as_no_freeze() -> None:
+    made = policy(few_class_rows=10)
+    assert [made.count_few_class_rows(True, False, 60) for _ in range(2)] == [None, "pause"]
+    made.serve_source()
     assert made.frozen
-    assert not made.holding
-    assert (made.waiting, made.freezes) == (0, 0)
+    assert not made.paused
+    assert (made.rows_to_wait, made.freezes) == (0, 0)
 
 
 def test_a_freeze_is_waited_out() -> None:
-    made = ladder(freeze_rows=10)
+    made = policy(freeze_rows=10)
     made.freeze()
-    made.let_pass(6)
-    assert made.waiting == 4
-    made.let_pass(6)
-    assert made.waiting == 0
+    made.count_rows(6)
+    assert made.rows_to_wait == 4
+    made.count_rows(6)
+    assert made.rows_to_wait == 0
     assert made.frozen
 
 
-def test_learning_is_held_after_patience_and_released() -> None:
-    made = ladder(few_class_rows=100)
-    seen = [made.see_classes(poor, False, 60) for poor in (True, False, True, True, True, True)]
-    assert seen == [None, None, None, None, "hold", None]
-    assert made.holding
-    assert made.see_classes(False, False, 1) == "release"
-    assert not made.holding
+def test_adaptation_pauses_in_a_long_run_of_few_classes_and_resumes() -> None:
+    made = policy(few_class_rows=100)
+    seen = [made.count_few_class_rows(few, False, 60) for few in (True, False, True, True, True, True)]
+    assert seen == [None, None, None, None, "pause", None]
+    assert made.paused
+    assert made.count_few_class_rows(False, False, 1) == "resume"
+    assert not made.paused
 
 
-def test_a_stretch_that_adaptation_enriches_is_learnt_from_and_forgotten_when_it_ends() -> None:
-    made = ladder(few_class_rows=100)
-    assert [made.see_classes(True, True, 60) for _ in range(5)] == [None] * 5
-    assert made.see_classes(False, True, 60) == "forget"
-    assert made.see_classes(False, False, 60) is None
-    assert made.see_classes(True, False, 60) is None
-    assert made.see_classes(False, False, 60) is None
+def test_a_run_in_which_the_adapted_model_sees_more_classes_is_adapted_to_and_discarded_when_it_ends() -> None:
+    made = policy(few_class_rows=100)
+    assert [made.count_few_class_rows(True, True, 60) for _ in range(5)] == [None] * 5
+    assert made.count_few_class_rows(False, True, 60) == "discard"
+    assert made.count_few_class_rows(False, False, 60) is None
+    assert made.count_few_class_rows(True, False, 60) is None
+    assert made.count_few_class_rows(False, False, 60) is None

@@ -2,7 +2,7 @@
 
     watch   the source model answers, with the share of batch statistics that informs most (`norm="auto"`)
     trial   a stream that is mixed and shifted: candidates learn in the shadow for a few batches; each is judged on
-            every batch before it has learnt from it, against the model that does not learn (dpl.guard.health)
+            every batch before it has learnt from it, against the model that does not learn (dpl.guard.comparison)
     learn   the winner goes on and answers; now and then the model that does not learn is asked again, and where
             learning loses answers it ends
     hold    nothing to learn (the source is sure, the stream is sorted by class, or learning lost): nothing is trained
@@ -197,14 +197,14 @@ class Auto(Method[AutoSettings]):
             self.active = best
             self.learners[best].enter()
         for learner in self.learners:
-            learner.kept.drop()
+            learner.kept.clear()
 
     def _learn(self, images: Tensor) -> Tensor:
         """Let the winner answer and learn; now and then ask the model that does not learn."""
         learner = self.learners[self.active]
         logits = learner.method.step(images)
         self.facts = dict(learner.method.facts)
-        if (self.batches - 1) % self.settings.check and learner.health.lost < _LOST / 4:
+        if (self.batches - 1) % self.settings.check and learner.comparison.lost < _LOST / 4:
             return logits
         still = self._still(images)
         if learner.judge(still, logits).lost < _LOST:

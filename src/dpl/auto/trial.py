@@ -10,9 +10,9 @@ from torch.nn import Parameter
 
 from dpl.core.settings import make_settings
 from dpl.core.state import Stateful
-from dpl.guard.health import Health, Signals
+from dpl.guard.comparison import ComparisonResult, SourceComparison
 from dpl.guard.settings import GuardSettings
-from dpl.guard.state_copy import KeptState
+from dpl.guard.state_copy import SavedState
 from dpl.methods.base import GradientMethod
 from dpl.methods.registry import get_method
 from dpl.network import Network
@@ -41,10 +41,10 @@ class Learner(Stateful):
         self.method: GradientMethod[Any] = kind(
             network, make_settings(kind.settings_class, repr(self.method_name), self.values)
         )
-        self.health, self.kept = Health(GuardSettings()), KeptState()
+        self.comparison, self.kept = SourceComparison(GuardSettings()), SavedState()
         self.declare(rows=0, regret=0)
         self._fresh = self.method.state()
-        for part in ("method", "health", "kept"):
+        for part in ("method", "comparison", "kept"):
             self.declare_part(part, getattr(self, part))
 
     @property
@@ -56,8 +56,8 @@ class Learner(Stateful):
         """Forget everything, and learn from answers above this confidence."""
         self.method.restore(self._fresh)
         self.method.optimizer.restore({})
-        self.health.restart()
-        self.kept.drop()
+        self.comparison.restart()
+        self.kept.clear()
         self.rows = self.regret = 0
         self.set_confidence(confidence)
 
@@ -77,7 +77,7 @@ class Learner(Stateful):
 
     def leave(self) -> None:
         """Set its weights aside."""
-        self.kept.keep({name: parameter.detach().clone() for name, parameter in self.parameters.items()})
+        self.kept.save({name: parameter.detach().clone() for name, parameter in self.parameters.items()})
         self.allow(False)
 
     def allow(self, learning: bool) -> None:
@@ -85,9 +85,9 @@ class Learner(Stateful):
         for parameter in self.parameters.values():
             parameter.requires_grad_(learning)
 
-    def judge(self, still: Tensor, logits: Tensor) -> Signals:
+    def judge(self, still: Tensor, logits: Tensor) -> ComparisonResult:
         """Compare its answers to a batch it has not learnt from with those of the model that does not learn."""
-        signals = self.health.judge(still, logits)
+        signals = self.comparison.compare(still, logits)
         self.rows += len(logits)
         self.regret += round(1e6 * signals.regret * len(logits))
         return signals

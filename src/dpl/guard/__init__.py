@@ -1,8 +1,12 @@
-"""Safety for any method: bad rows set aside, bad steps undone, harm against the source noticed and ended."""
+"""The guard, which protects any method: invalid images excluded, broken steps undone, harm noticed and ended.
 
-from dpl.guard.events import Event
+It compares the adapted model with the frozen source model (comparison) and acts on the result (policy, guard). It knows
+predictions and states, and must not know a particular method.
+"""
+
+from dpl.guard.comparison import ComparisonResult
+from dpl.guard.events import GuardEvent
 from dpl.guard.guard import Guard
-from dpl.guard.health import Signals
 from dpl.guard.settings import GuardSettings, guard_settings
 
-__all__ = ["Event", "Guard", "GuardSettings", "Signals", "guard_settings"]
+__all__ = ["ComparisonResult", "Guard", "GuardEvent", "GuardSettings", "guard_settings"]

@@ -1,11 +1,12 @@
-"""The guard: stands between the images and an adapting model, and answers with the source where that is safer.
+"""The guard stands between the images and an adapting model; where that is safer, the source model predicts.
 
-For every batch: rows that cannot be trusted are set aside; a step after which something is not finite is undone; every
-few batches a few rows are also shown to a frozen copy of the source network, and if adaptation loses answers against
-it (dpl.guard.health) the guard climbs its ladder (dpl.guard.policy): back to the last healthy state, back to the
-source, or freeze: serve the source and try again later. It knows no method, only states and predictions.
+For every batch, invalid images are excluded, and a step after which something is not finite is undone. Every few
+batches, some images are also predicted by a frozen copy of the source network. If adaptation loses predictions against
+it (dpl.guard.comparison), the guard escalates (dpl.guard.policy): back to the last healthy state, back to the source
+model, or a freeze, in which the source model predicts until a later trial. The guard knows states and predictions, but
+no method.
 
-Memory: one copy of the source's weights, and two of what adaptation changes (before the step; last healthy).
+Memory: one copy of the source weights, and two of what adaptation changes (before the step; last healthy).
 """
 
 import math
@@ -18,284 +19,291 @@ import torch
 from torch import Tensor, nn
 
 from dpl.core.state import Stateful
-from dpl.guard.events import Event, Journal
-from dpl.guard.health import Health, Signals
-from dpl.guard.inputs import RowCheck, Unanswerable, rows_or_zeros, spread, without
-from dpl.guard.policy import FREEZE, ROLL_BACK, WHY, Ladder
-from dpl.guard.probation import SMALL, TRIAL, Probation
+from dpl.guard.comparison import ComparisonResult, SourceComparison
+from dpl.guard.events import EventLog, GuardEvent
+from dpl.guard.inputs import NoFiniteAnswer, RowCheck, nonfinite_as_zeros, refused_as_zeros, without_refused
+from dpl.guard.policy import FREEZE, REASONS, ROLL_BACK, SMALL_BATCH, TRIAL_ROWS, EscalationPolicy, SmallBatchTrial
 from dpl.guard.settings import GuardSettings
-from dpl.guard.state_copy import Before, KeptState, Ward, all_finite
+from dpl.guard.state_copy import SavedState, StateBuffer, Ward, all_finite
 from dpl.network.copying import private_copy
 from dpl.network.split import logits_of
 
 __all__ = ["Guard"]
 
-_FRESH = 128  # rows that are all looked at after a start, a reset or a thaw
-_KEEP_EVERY = 16  # batches between copies of a healthy state
+_FRESH = 128  # images that are all compared after a start, a reset or an unfreeze
+_SAVE_EVERY = 16  # batches between copies of a healthy state
+_NOT_FINITE = "the source model's output is not finite"
 
 
 class Guard(Stateful):
     """Watches one adapting model; made by `dpl.adapt(..., guard=True)` and found at `model.guard`."""
 
     batches: int
-    looked: int  # rows looked at since the last (re)start
-    unlooked: int  # batches since the last look
-    unkept: int  # batches since the last copy of a healthy state
-    owed: float  # estimated answers lost in a trial, allowance included
+    rows_compared: int  # since the last (re)start
+    batches_since_comparison: int
+    batches_since_save: int  # of a healthy state
+    trial_regret: float  # estimated predictions lost in a trial after a freeze
 
     def __init__(self, settings: GuardSettings, model: nn.Module) -> None:
         super().__init__()
         self.settings = settings
         self._source = private_copy(model).eval().requires_grad_(False)
-        self.declare(batches=0, looked=0, unlooked=0, unkept=0, owed=0.0)
-        self.rows, self.health, self.ladder = RowCheck(settings), Health(settings), Ladder(settings)
-        self.journal, self.healthy, self.probation = Journal(settings.log), KeptState(), Probation()
-        for name in ("rows", "health", "ladder", "journal", "healthy", "probation"):
+        self.declare(batches=0, rows_compared=0, batches_since_comparison=0, batches_since_save=0, trial_regret=0.0)
+        self.rows, self.comparison = RowCheck(settings), SourceComparison(settings)
+        self.policy, self.small_batch_trial = EscalationPolicy(settings), SmallBatchTrial()
+        self.event_log, self.healthy = EventLog(settings.log), SavedState()
+        for name in ("rows", "comparison", "policy", "small_batch_trial", "event_log", "healthy"):
             self.declare_part(name, getattr(self, name))
-        self._before = Before()
+        self._buffer = StateBuffer()
         self.report: dict[str, Any] = {}
 
     @property
     def frozen(self) -> bool:
-        """Say whether the source answers instead of the adapted model."""
-        return bool(self.ladder.frozen)
+        """Say whether the source model predicts instead of the adapted model."""
+        return bool(self.policy.frozen)
 
     @property
     def counts(self) -> dict[str, int]:
         """How often each action was taken."""
-        return self.journal.counts
+        return self.event_log.counts
 
     @property
-    def events(self) -> deque[Event]:
+    def events(self) -> deque[GuardEvent]:
         """The latest events, oldest first."""
-        return self.journal.events
+        return self.event_log.events
 
-    def call_on_event(self, callback: Callable[[Event], None] | None) -> None:
-        """Call a function with every event from now on (None: nobody)."""
-        self.journal.on_event = callback
+    def call_on_event(self, callback: Callable[[GuardEvent], None] | None) -> None:
+        """Call a function with every event from now on (None: no function)."""
+        self.event_log.on_event = callback
 
     def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
-        """Take the source network along to another device or type."""
+        """Move the source network to another device or type, too."""
         self._source._apply(transfer)  # type: ignore[no-untyped-call]
-        self._before = Before()
+        self._buffer = StateBuffer()
         super().move(transfer)
 
     def step(self, images: Tensor, reins: Callable[[Tensor], Ward]) -> Tensor:
-        """Answer a batch and let the model adapt to it, as far as both are safe; `reins` gets the good rows first."""
+        """Predict a batch and adapt to it, as far as both are safe; `reins` gets the valid images first."""
         examined = self.rows.examine(images)
         refused = dict(examined.refused)
-        kept = without(images, refused)
+        kept = without_refused(images, refused)
         ward = reins(kept if len(kept) else torch.zeros_like(images[:1]))
         self.report = {"guard": {"action": "none", "reason": "", "answered_by": "adapted", "signals": None}}
         self.batches += 1
         if len(kept) == 0:
-            return self._with_set_aside(self._blank(images), refused, len(images))
-        self.rows.learn(examined)
-        self.ladder.let_pass(len(kept))
+            return self._for_all_rows(self._no_logits(images), refused, len(images))
+        self.rows.remember(examined)
+        self.policy.count_rows(len(kept))
         try:
-            logits = self._serve(ward, kept)
-        except Unanswerable as overflow:
+            logits = self._answer(ward, kept)
+        except NoFiniteAnswer as overflow:
             places = [row for row in range(len(images)) if row not in refused]
-            refused |= {places[i]: "the source network itself gives no finite answer" for i in overflow.rows}
-            kept = without(images, refused)
-            logits = self._serve(ward, kept) if len(kept) else self._blank(images)
-        return self._with_set_aside(logits, refused, len(images))
+            refused |= {places[i]: _NOT_FINITE for i in overflow.rows}
+            kept = without_refused(images, refused)
+            logits = self._answer(ward, kept) if len(kept) else self._no_logits(images)
+        return self._for_all_rows(logits, refused, len(images))
 
     @torch.no_grad()
     def predict(self, images: Tensor, reins: Callable[[Tensor], Ward]) -> Tensor:
-        """Answer a batch and change nothing."""
+        """Predict a batch and change nothing."""
         refused = self.rows.examine(images).refused
-        kept = without(images, refused)
+        kept = without_refused(images, refused)
         ward = reins(kept if len(kept) else torch.zeros_like(images[:1]))
         if len(kept) == 0:
-            return spread(self._blank(images), refused, len(images))
-        by_source = self.frozen or self._on_probation(kept)
+            return refused_as_zeros(self._no_logits(images), refused, len(images))
+        by_source = self.frozen or self._is_on_trial(kept)
         logits = self.source(kept) if by_source else ward.method.predict(kept).detach()
         if not all_finite([logits]):
             logits = self.source(kept)
-        return spread(rows_or_zeros(logits), refused, len(images))
+        return refused_as_zeros(nonfinite_as_zeros(logits), refused, len(images))
 
     @torch.no_grad()
     def source(self, images: Tensor) -> Tensor:
-        """Return the logits of the frozen source network."""
+        """Return the logits of the frozen source model."""
         return logits_of(self._source(images))
 
-    def _serve(self, ward: Ward, images: Tensor) -> Tensor:
+    def _answer(self, ward: Ward, images: Tensor) -> Tensor:
         if self.frozen:
-            return self._while_frozen(ward, images)
+            return self._answer_while_frozen(ward, images)
         logits = self._adapt(ward, images)
-        self.unlooked += 1
-        self.unkept += 1
-        rows = self._rows_to_look_at(logits)
-        return logits if rows is None else self._look(ward, images, logits, rows)
+        self.batches_since_comparison += 1
+        self.batches_since_save += 1
+        rows = self._rows_to_compare(logits)
+        return logits if rows is None else self._compare(ward, images, logits, rows)
 
     def _adapt(self, ward: Ward, images: Tensor) -> Tensor:
-        """Let the model act; what is not finite is not committed."""
-        if self.ladder.holding:
-            return self._finite(ward, images, ward.predict(images, "held: the stream shows too few classes"))
-        self._before.take(ward)
+        """Let the model predict and adapt; undo a step after which something is not finite."""
+        if self.policy.paused:
+            return self._finite(ward, images, ward.predict(images, "paused: the stream shows too few classes"))
+        self._buffer.copy(ward)
         try:
             logits = ward.act(images)
         except BaseException:
-            ward.put_back(self._before.state())
+            ward.put_back(self._buffer.state())
             raise
         if ward.is_finite(logits):
             return logits
-        ward.put_back(self._before.state())
-        self._note("undo", "logits, loss or parameters were not finite after the step")
+        ward.put_back(self._buffer.state())
+        self._record("undo", "logits, loss or parameters were not finite after the step")
         overflow = (~self.source(images).isfinite().all(dim=1)).nonzero()[:, 0].tolist()
         if overflow:
-            raise Unanswerable(overflow)
+            raise NoFiniteAnswer(overflow)
         return self._finite(ward, images, ward.predict(images, "the step was undone: something was not finite"))
 
     def _finite(self, ward: Ward, images: Tensor, logits: Tensor) -> Tensor:
-        return logits if all_finite([logits]) else self._climb(ward, images, "the state gives no finite answers")
+        return logits if all_finite([logits]) else self._escalate(ward, images, "the model's output is not finite")
 
-    def _rows_to_look_at(self, logits: Tensor) -> Tensor | None:
-        """Return the rows of this batch to show to the source too: all, some, or None."""
-        count, device, surprise = len(logits), logits.device, self.health.surprised_by(logits)
-        young = self.looked < _FRESH or self._on_probation(logits)
-        if young or surprise or self.health.uneasy or not self.health.shuffled:
+    def _rows_to_compare(self, logits: Tensor) -> Tensor | None:
+        """Return the rows of this batch that the source model predicts, too: all, some, or None."""
+        count, device, unusual = len(logits), logits.device, self.comparison.observe_adapted(logits)
+        fresh = self.rows_compared < _FRESH or self._is_on_trial(logits)
+        if fresh or unusual or self.comparison.is_suspicious or not self.comparison.is_shuffled:
             return torch.arange(count, device=device)
-        if self.unlooked < self.settings.compare_every:
+        if self.batches_since_comparison < self.settings.compare_every:
             return None
-        some = min(count, max(SMALL, math.ceil(self.settings.compare_share * count)))
+        some = min(count, max(SMALL_BATCH, math.ceil(self.settings.compare_share * count)))
         first = self.batches % max(1, count // some)
         return (torch.arange(some, device=device) * count // some + first).clamp(max=count - 1)
 
-    def _look(self, ward: Ward, images: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
-        """Compare with the source and act on it; return the answer."""
+    def _compare(self, ward: Ward, images: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+        """Compare with the source model and act on the result; return the logits to serve."""
         source = self.source(images[rows])
-        before, on_probation = self.health.shuffled, self._on_probation(images)
-        signals = self.health.judge(source, logits[rows], lambda: ward.answers_kept(images))
-        self.looked = self.looked + len(rows) if before or not signals.shuffled else 0  # look closely at a new stream
+        before, on_trial = self.comparison.is_shuffled, self._is_on_trial(images)
+        signals = self.comparison.compare(source, logits[rows], lambda: ward.answers_kept(images))
+        same_stream = before or not signals.shuffled
+        self.rows_compared = self.rows_compared + len(rows) if same_stream else 0  # a new stream is compared closely
         self.report["guard"]["signals"] = asdict(signals) | ward.facts()
-        logits = self._mind_the_classes(ward, images, logits, signals)
-        self.unlooked = 0
-        if on_probation:
-            logits = self._stay_beside(source, signals)
+        logits = self._handle_few_classes(ward, images, logits, signals)
+        self.batches_since_comparison = 0
+        if on_trial:
+            logits = self._answer_with_source_on_trial(source, signals)
         if signals.lost > self.settings.limit:
-            return self._climb(ward, images, f"about {signals.lost:.1f} answers lost to adaptation", signals)
+            return self._escalate(ward, images, f"about {signals.lost:.1f} predictions lost to adaptation", signals)
         if signals.lost > self.settings.limit / 2:
-            self._note("suspect", f"about {signals.lost:.1f} answers lost; the source answers", signals)
-            return self._answer_with(source if len(rows) == len(images) else self.source(images))
-        if not self.health.uneasy and not self.health.poor and self.looked >= _FRESH and self.unkept >= _KEEP_EVERY:
-            return self._keep_if_finite(ward, images, logits)
+            self._record("suspect", f"about {signals.lost:.1f} predictions lost; the source model predicts", signals)
+            return self._serve_source(source if len(rows) == len(images) else self.source(images))
+        healthy = not self.comparison.is_suspicious and not self.comparison.has_few_classes
+        if healthy and self.rows_compared >= _FRESH and self.batches_since_save >= _SAVE_EVERY:
+            return self._save_healthy_state(ward, images, logits)
         return logits
 
-    def _on_probation(self, batch: Tensor) -> bool:
-        """Say whether a batch is so small that the source answers it, until the model is known better."""
-        return self.probation.covers(len(batch), fresh=self.health.rows < SMALL)
+    def _is_on_trial(self, batch: Tensor) -> bool:
+        """Say whether the source model predicts the batch because it is small."""
+        return self.small_batch_trial.covers(len(batch), fresh=self.comparison.rows < SMALL_BATCH)
 
-    def _stay_beside(self, source: Tensor, signals: Signals) -> Tensor:
-        """Answer a small batch with the source and count what the adapted model would have lost."""
-        change = self.probation.count(signals.rows, signals.regret)
-        if change is not None:
-            self._note(change, WHY[change], signals)
-        return self._answer_with(source)
+    def _answer_with_source_on_trial(self, source: Tensor, signals: ComparisonResult) -> Tensor:
+        """Serve the source model for a small batch and count what the adapted model would have lost."""
+        action = self.small_batch_trial.count(signals.rows, signals.regret)
+        if action is not None:
+            self._record(action, REASONS[action], signals)
+        return self._serve_source(source)
 
-    def _mind_the_classes(self, ward: Ward, images: Tensor, logits: Tensor, signals: Signals) -> Tensor:
-        """Keep nothing of what a long stretch of few classes taught; return the answer."""
-        rows = len(images) * max(1, self.unlooked)
-        change = self.ladder.see_classes(self.health.poor, self.health.enriched, rows)
-        if change is None:
+    def _handle_few_classes(self, ward: Ward, images: Tensor, logits: Tensor, signals: ComparisonResult) -> Tensor:
+        """Discard what was learned in a long run of few classes; return the logits to serve."""
+        rows, comparison = len(images) * max(1, self.batches_since_comparison), self.comparison
+        few_classes, more = comparison.has_few_classes, comparison.adapted_has_more_classes
+        action = self.policy.count_few_class_rows(few_classes, more, rows)
+        if action is None:
             return logits
-        self._note(change, f"{WHY[change]} (about {signals.classes:.1f} classes in the last rows)", signals)
-        if change == "release":
+        self._record(action, f"{REASONS[action]} (about {signals.classes:.1f} classes in the last images)", signals)
+        if action == "resume":
             return logits
         ward.put_back(self.healthy.state() if self.healthy.exists else None)
-        self.health.forgive()
-        if change == "hold" and not self.healthy.exists:
-            self.ladder.stand_back()
-            self.looked = 0
-            return self._answer_with(self.source(images))
-        return self._finite(ward, images, ward.predict(images, f"{change}: {WHY[change]}"))
+        comparison.clear_loss()
+        if action == "pause" and not self.healthy.exists:
+            self.policy.serve_source()
+            self.rows_compared = 0
+            return self._serve_source(self.source(images))
+        return self._finite(ward, images, ward.predict(images, f"{action}: {REASONS[action]}"))
 
-    def _keep_if_finite(self, ward: Ward, images: Tensor, logits: Tensor) -> Tensor:
-        """Copy a state that nothing speaks against, as the one to go back to."""
-        self._before.take(ward)
-        if not all_finite(self._before.state().values()):
-            return self._climb(ward, images, "a memory or a statistic is not finite")
-        self.healthy.keep(self._before.state())
-        self.unkept = 0
+    def _save_healthy_state(self, ward: Ward, images: Tensor, logits: Tensor) -> Tensor:
+        """Copy a state that nothing speaks against, for a later rollback."""
+        self._buffer.copy(ward)
+        if not all_finite(self._buffer.state().values()):
+            return self._escalate(ward, images, "a memory or a statistic is not finite")
+        self.healthy.save(self._buffer.state())
+        self.batches_since_save = 0
         return logits
 
-    def _climb(self, ward: Ward, images: Tensor, why: str, signals: Signals | None = None) -> Tensor:
-        """Go back as far as needed for this batch to be answered as well as by the source."""
-        source, logits, rung = self.source(images), None, FREEZE
-        slowly = signals is not None and signals.lost > self.health.lost
-        for rung in self.ladder.climb(self.healthy.exists, slowly):
-            ward.put_back(self.healthy.state() if rung == ROLL_BACK else None)
-            if rung == FREEZE:
+    def _escalate(self, ward: Ward, images: Tensor, why: str, signals: ComparisonResult | None = None) -> Tensor:
+        """Take the mildest action after which this batch is predicted about as well as by the source model."""
+        source, logits, action = self.source(images), None, FREEZE
+        slowly = signals is not None and signals.lost > self.comparison.lost
+        for action in self.policy.escalate(self.healthy.exists, slowly):
+            ward.put_back(self.healthy.state() if action == ROLL_BACK else None)
+            if action == FREEZE:
                 break
-            logits = ward.predict(images, f"{rung}: {WHY[rung]}")
-            if all_finite([logits]) and self._passes(source, logits, lambda: ward.answers_kept(images)):
+            logits = ward.predict(images, f"{action}: {REASONS[action]}")
+            if all_finite([logits]) and self._is_acceptable(source, logits, lambda: ward.answers_kept(images)):
                 break
-        if rung != ROLL_BACK:
-            self.healthy.drop()
-            self.probation.restart()
-        self.health.restart()
-        self.looked = self.unkept = 0
-        self._note(rung, f"{why}; {WHY[rung]}", signals)
-        return self._answer_with(source) if rung == FREEZE or logits is None else logits
+        if action != ROLL_BACK:
+            self.healthy.clear()
+            self.small_batch_trial.restart()
+        self.comparison.restart()
+        self.rows_compared = self.batches_since_save = 0
+        self._record(action, f"{why}; {REASONS[action]}", signals)
+        return self._serve_source(source) if action == FREEZE or logits is None else logits
 
-    def _passes(self, source: Tensor, logits: Tensor, ask: Callable[[], Tensor]) -> bool:
-        """Say whether a state does well enough on one batch by itself."""
-        return Health(self.settings).judge(source, logits, ask).lost <= self.settings.limit / 2
+    def _is_acceptable(self, source: Tensor, logits: Tensor, test_stability: Callable[[], Tensor]) -> bool:
+        """Say whether a state does well enough on one batch."""
+        result = SourceComparison(self.settings).compare(source, logits, test_stability)
+        return result.lost <= self.settings.limit / 2
 
-    def _while_frozen(self, ward: Ward, images: Tensor) -> Tensor:
-        """Serve the source; after the wait, try the reset model beside it, now and then in a stream of few classes."""
+    def _answer_while_frozen(self, ward: Ward, images: Tensor) -> Tensor:
+        """Serve the source model; after the wait, try the reset model, less often in a stream that is not shuffled."""
         source = self.source(images)
-        self.unlooked += 1
-        if self.ladder.waiting > 0 or (self.unlooked < self.settings.compare_every and not self.health.shuffled):
-            self.health.watch(source)
+        self.batches_since_comparison += 1
+        seldom = self.batches_since_comparison < self.settings.compare_every and not self.comparison.is_shuffled
+        if self.policy.rows_to_wait > 0 or seldom:
+            self.comparison.observe_source(source)
         else:
-            self.unlooked = 0
-            self._try(ward, images, source)
-        ward.method.facts = {"updated": False, "reason": "frozen: the source answers"}
-        return self._answer_with(source)
+            self.batches_since_comparison = 0
+            self._run_trial(ward, images, source)
+        ward.method.facts = {"updated": False, "reason": "frozen: the source model predicts"}
+        return self._serve_source(source)
 
-    def _try(self, ward: Ward, images: Tensor, source: Tensor) -> None:
-        """Judge the reset model beside the source; it has to do well for a while, in a stream it can learn from."""
-        signals = self.health.judge(source, ward.predict(images, "trial"), lambda: ward.answers_kept(images))
-        self.looked = self.looked + len(images) if signals.shuffled else 0
-        self.owed = self.owed + len(images) * signals.regret if signals.shuffled else 0.0
-        done = self.looked >= TRIAL
-        if done and self.owed <= 0:
-            self.ladder.thaw()
-            self._note("thaw", WHY["thaw"], signals)
+    def _run_trial(self, ward: Ward, images: Tensor, source: Tensor) -> None:
+        """Compare the reset model with the source model; it has to do well for a while, in a shuffled stream."""
+        logits = ward.predict(images, "trial")
+        signals = self.comparison.compare(source, logits, lambda: ward.answers_kept(images))
+        self.rows_compared = self.rows_compared + len(images) if signals.shuffled else 0
+        self.trial_regret = self.trial_regret + len(images) * signals.regret if signals.shuffled else 0.0
+        done = self.rows_compared >= TRIAL_ROWS
+        if done and self.trial_regret <= 0:
+            self.policy.unfreeze()
+            self._record("unfreeze", REASONS["unfreeze"], signals)
         elif done or not signals.lost <= self.settings.limit / 2:
-            self.ladder.freeze()
+            self.policy.freeze()
         else:
             return
-        self.health.restart()
-        self.looked, self.unkept, self.owed = 0, 0, 0.0
+        self.comparison.restart()
+        self.rows_compared, self.batches_since_save, self.trial_regret = 0, 0, 0.0
 
-    def _answer_with(self, source: Tensor) -> Tensor:
+    def _serve_source(self, source: Tensor) -> Tensor:
         self.report["guard"]["answered_by"] = "source"
         return source
 
-    def _note(self, action: str, reason: str, signals: Signals | None = None, times: int = 1) -> None:
+    def _record(self, action: str, reason: str, signals: ComparisonResult | None = None, times: int = 1) -> None:
         self.report["guard"] |= {"action": action, "reason": reason}
-        self.journal.note(Event(self.batches, action, reason, signals), times)
+        self.event_log.record(GuardEvent(self.batches, action, reason, signals), times)
 
-    def _blank(self, images: Tensor) -> Tensor:
-        """Return the answer to a batch of which nothing can be used: no row of the right width."""
+    def _no_logits(self, images: Tensor) -> Tensor:
+        """Return logits without a row, in the right width: no image of the batch is valid."""
         width = self.source(torch.zeros_like(images[:1])).shape[1]
         return images.new_zeros(0, width)
 
-    def _with_set_aside(self, logits: Tensor, refused: Mapping[int, str], count: int) -> Tensor:
-        """Put the answers in their places; rows without one get zeros (every class alike) and an entry."""
-        answer = spread(logits, refused, count)
+    def _for_all_rows(self, logits: Tensor, refused: Mapping[int, str], count: int) -> Tensor:
+        """Return logits for the whole batch; excluded images get zeros and an entry in the report."""
+        answer = refused_as_zeros(logits, refused, count)
         bad = dict(refused)
         if self.report["guard"]["answered_by"] == "source" and not all_finite([answer]):
             broken = (~answer.isfinite().all(dim=1)).nonzero()[:, 0].tolist()
-            bad |= dict.fromkeys(broken, "the source network itself gives no finite answer")
-            answer = rows_or_zeros(answer)
+            bad |= dict.fromkeys(broken, _NOT_FINITE)
+            answer = nonfinite_as_zeros(answer)
         self.report["set_aside"] = bad
         if bad:
             row, why = next(iter(bad.items()))
-            self._note("set_aside", f"{len(bad)} of {count} rows, e.g. {row}: {why}", times=len(bad))
+            self._record("set_aside", f"{len(bad)} of {count} images, e.g. {row}: {why}", times=len(bad))
         if len(bad) == count:
-            self.report |= {"updated": False, "reason": "every row was set aside"}
+            self.report |= {"updated": False, "reason": "every image was excluded"}
         return answer

@@ -1,8 +1,8 @@
-"""Which rows of a batch can be trusted to enter the network; the others are set aside, one by one.
+"""Check each image of a batch before it enters the network; invalid images are excluded one by one.
 
-A row is judged by its peak, the largest absolute value in it: one pass over the pixels finds NaN, infinity and values
-out of range alike. The usual peak is at least 1 and is learnt from the rows that were accepted, so that images in
-[0, 1], normalised ones and those in [0, 255] all work without being told.
+An image is judged by its peak, its largest absolute value: one pass over the pixels finds NaN, infinity and values out
+of range alike. The usual peak is at least 1 and is measured on accepted images. So images in [0, 1], normalised ones
+and those in [0, 255] all work without a setting.
 """
 
 import math
@@ -15,35 +15,35 @@ from torch import Tensor
 from dpl.core.state import Stateful
 from dpl.guard.settings import GuardSettings
 
-__all__ = ["Examined", "RowCheck", "Unanswerable", "rows_or_zeros", "spread", "without"]
+__all__ = ["NoFiniteAnswer", "RowCheck", "RowCheckResult", "nonfinite_as_zeros", "refused_as_zeros", "without_refused"]
 
 _ABSURD = 1e6  # no image has such values, whatever the first batch looked like
 
 
-class Examined(NamedTuple):
+class RowCheckResult(NamedTuple):
     """The rows that must not enter, with the reason for each, and the usual peak once the others have entered."""
 
     refused: dict[int, str]
-    usual: float
+    usual_peak: float
 
 
 class RowCheck(Stateful):
-    """Accepts or refuses rows; remembers the usual peak of accepted ones."""
+    """Accepts or refuses rows of a batch; remembers the usual peak of accepted ones."""
 
-    usual: Tensor | None  # the largest median peak of any accepted batch
+    usual_peak: Tensor | None  # the largest median peak of any accepted batch
 
     def __init__(self, settings: GuardSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.declare(usual=None)
+        self.declare(usual_peak=None)
 
-    def examine(self, images: Tensor) -> Examined:
+    def examine(self, images: Tensor) -> RowCheckResult:
         """Judge every row; change nothing."""
-        if self.usual is not None and self._within(*torch.stack(torch.aminmax(images.detach())).tolist()):
-            return Examined({}, float(self.usual))
+        if self.usual_peak is not None and self._within(*torch.stack(torch.aminmax(images.detach())).tolist()):
+            return RowCheckResult({}, float(self.usual_peak))
         smallest, largest = torch.aminmax(images.detach().flatten(1), dim=1)
         peak = torch.maximum(-smallest, largest)  # NaN stays NaN, and no comparison accepts it
-        usual = _median(peak[peak <= _ABSURD]) if self.usual is None else float(self.usual)
+        usual = _median(peak[peak <= _ABSURD]) if self.usual_peak is None else float(self.usual_peak)
         limit = min(self.settings.max_peak_factor * usual, _ABSURD)
         accepted = peak <= limit
         if self.settings.low is not None:
@@ -53,33 +53,33 @@ class RowCheck(Stateful):
         bad = (~accepted).nonzero()[:, 0].tolist()
         bounds = torch.stack([smallest, largest], dim=1)[bad].tolist()
         reasons = {row: _reason(low, high, limit) for row, (low, high) in zip(bad, bounds, strict=True)}
-        return Examined(reasons, max(usual, _median(peak[accepted])))
+        return RowCheckResult(reasons, max(usual, _median(peak[accepted])))
 
     def _within(self, smallest: float, largest: float) -> bool:
-        """Say whether nothing in a batch exceeds the usual peak, so that no row need be looked at by itself."""
+        """Say whether no value of a batch exceeds the usual peak; then the rows need no check one by one."""
         low, high = self.settings.low, self.settings.high
         inside = (low is None or smallest >= low) and (high is None or largest <= high)
-        return self.usual is not None and max(-smallest, largest) <= float(self.usual) and inside
+        return self.usual_peak is not None and max(-smallest, largest) <= float(self.usual_peak) and inside
 
-    def learn(self, examined: Examined) -> None:
+    def remember(self, result: RowCheckResult) -> None:
         """Remember the usual peak, once the accepted rows have entered."""
-        if self.usual is None or examined.usual > float(self.usual):
-            self.usual = torch.tensor(examined.usual, dtype=torch.float64)
+        if self.usual_peak is None or result.usual_peak > float(self.usual_peak):
+            self.usual_peak = torch.tensor(result.usual_peak, dtype=torch.float64)
 
     def move(self, transfer: object) -> None:
         """Stay on the host."""
 
 
-class Unanswerable(Exception):  # noqa: N818 - a message between two methods of the guard, never seen outside
-    """Rows for which even the source network has no finite answer."""
+class NoFiniteAnswer(Exception):  # noqa: N818 - a message between two methods of the guard, never seen outside
+    """Rows for which even the source model returns values that are not finite."""
 
     def __init__(self, rows: list[int]) -> None:
         super().__init__(rows)
         self.rows = rows
 
 
-def without(images: Tensor, refused: Mapping[int, str]) -> Tensor:
-    """Return the images but for the refused rows."""
+def without_refused(images: Tensor, refused: Mapping[int, str]) -> Tensor:
+    """Return the images without the refused rows."""
     if not refused:
         return images
     good = torch.ones(len(images), dtype=torch.bool, device=images.device)
@@ -87,23 +87,23 @@ def without(images: Tensor, refused: Mapping[int, str]) -> Tensor:
     return images[good]
 
 
-def spread(logits: Tensor, refused: Mapping[int, str], count: int) -> Tensor:
-    """Return logits for all rows: zeros for those that were refused."""
+def refused_as_zeros(logits: Tensor, refused: Mapping[int, str], count: int) -> Tensor:
+    """Return logits for all rows of a batch, with zeros for those that were refused."""
     if not refused:
         return logits
-    answer = logits.new_zeros(count, logits.shape[1])
+    whole = logits.new_zeros(count, logits.shape[1])
     good = [row for row in range(count) if row not in refused]
-    answer[good] = logits
-    return answer
+    whole[good] = logits
+    return whole
 
 
-def rows_or_zeros(logits: Tensor) -> Tensor:
+def nonfinite_as_zeros(logits: Tensor) -> Tensor:
     """Replace rows that are not finite by zeros."""
     return torch.where(logits.isfinite().all(dim=1, keepdim=True), logits, torch.zeros_like(logits))
 
 
 def _median(peaks: Tensor) -> float:
-    """Return the usual one of some peaks; a minority of bad rows cannot move it."""
+    """Return the median peak, at least 1; a minority of bad rows cannot move it."""
     return max(1.0, float(peaks.median())) if len(peaks) else 1.0
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dpl.core.state import Stateful
-from dpl.guard.batch_dependence import answers_kept
+from dpl.guard.batch_dependence import stable_in_larger_batch
 from dpl.methods.base import Method
 from dpl.network import Network
 
-__all__ = ["Before", "KeptState", "Ward", "all_finite", "relative_change", "stays_on_host"]
+__all__ = ["SavedState", "StateBuffer", "Ward", "all_finite", "relative_change", "stays_on_host"]
 
 State = dict[str, Tensor]
 _SMALL = 4096  # values of a tensor
@@ -39,8 +39,8 @@ class Ward:
         return self.method.predict(images).detach()
 
     def answers_kept(self, images: Tensor) -> Tensor:
-        """Return which of the present state's answers to a batch survive in other company [n]."""
-        return answers_kept(self.method.predict, images)
+        """Return which predictions of the present state are stable in a larger batch [n]."""
+        return stable_in_larger_batch(self.method.predict, images)
 
     def tensors(self) -> list[Tensor]:
         """Return what a step can change in network and optimizers; weights that do not train are left out."""
@@ -139,8 +139,8 @@ def relative_change(pairs: list[tuple[Tensor, Tensor]]) -> float:
     return float(moved / size.clamp(min=1e-12))
 
 
-class Before:
-    """Copies of a state, in memory that is used again as long as the same tensors are copied."""
+class StateBuffer:
+    """A copy of what a step can change; its memory is reused as long as the same tensors are copied."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -149,7 +149,7 @@ class Before:
         self._rest: State = {}
 
     @torch.no_grad()
-    def take(self, ward: Ward) -> None:
+    def copy(self, ward: Ward) -> None:
         """Copy everything that a step can change."""
         values = ward.tensors()
         if len(values) != len(self._copied) or any(map(is_not, values, self._copied)):
@@ -160,12 +160,12 @@ class Before:
         self._rest = ward.rest()
 
     def state(self) -> State:
-        """Return what was copied; it lasts until the next `take`."""
+        """Return what was copied; it is valid until the next `copy`."""
         return dict(zip(self._names, self._copies, strict=True)) | self._rest
 
 
-class KeptState(Stateful):
-    """A copy of a whole state, or nothing."""
+class SavedState(Stateful):
+    """A copy of a state, or nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,11 +176,11 @@ class KeptState(Stateful):
         """Say whether there is a copy."""
         return bool(self._state)
 
-    def keep(self, state: State) -> None:
-        """Keep a copy of this state instead of the one before."""
+    def save(self, state: State) -> None:
+        """Keep a copy of this state in place of the one before."""
         self._state = {key: value.clone() for key, value in state.items()}
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         """Keep nothing."""
         self._state = {}
 
@@ -189,7 +189,7 @@ class KeptState(Stateful):
         return {key: value.clone() for key, value in self._state.items()}
 
     def check(self, state: Mapping[str, Tensor]) -> None:
-        """Accept any: it is checked against the model when it is put back."""
+        """Accept any state: it is checked against the model when it is restored."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Keep a copy of `state`."""

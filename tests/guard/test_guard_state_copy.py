@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 import dpl
-from dpl.guard.state_copy import Before
+from dpl.guard.state_copy import StateBuffer
 
 
 class Unusual(nn.Module):
@@ -54,11 +54,11 @@ def test_an_undone_step_leaves_every_bit_of_an_unusual_network() -> None:
 
 def test_what_is_copied_has_the_names_and_values_of_the_whole_state() -> None:
     """Buffers, weights that train and the optimizer's moments, of which there are none before the first step."""
-    model, before = dpl.adapt(Unusual().eval(), "pl", guard=True, confidence=0.0, layout="as_is"), Before()
+    model, buffer = dpl.adapt(Unusual().eval(), "pl", guard=True, confidence=0.0, layout="as_is"), StateBuffer()
     places = []
     for i in range(4):
-        before.take(model._reins(images(i)))
-        state, copied = model.state_dict(), before.state()
+        buffer.copy(model._reins(images(i)))
+        state, copied = model.state_dict(), buffer.state()
         assert all(torch.equal(state[name], value) for name, value in copied.items())
         assert any(name.endswith("/exp_avg") for name in copied) is (i > 0)
         places.append([value.data_ptr() for name, value in copied.items() if name.startswith("model.")])
