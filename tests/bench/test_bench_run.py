@@ -167,7 +167,7 @@ def test_joined_sets_keep_order_and_names():
         for n, v in (("x", 1), ("y", 2))
     ]
     both = joined(sets).subset([3, 0])
-    assert [both.where(i) for i in range(2)] == ["y[1]", "x[0]"]
+    assert [both.location(i) for i in range(2)] == ["y[1]", "x[0]"]
     assert [np.asarray(both.load(i)).max() for i in range(2)] == [2, 1]
     assert both.labels.tolist() == [1, 0]
 

@@ -1,4 +1,4 @@
-"""The cache of decoded images: used when sound, made anew when not, never trusted half-written."""
+"""The cache of decoded images: used if sound, made again if damaged, never trusted half-written."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_another_transform_or_a_changed_file_is_another_entry(files, tmp_path):
     read(files, cache)
     list(batches(files, None, square(20), 4, cache=cache))
     assert len(list(cache.glob("*.npy"))) == 2
-    Image.new("RGB", (30, 30), (255, 0, 0)).save(files.where(1))
+    Image.new("RGB", (30, 30), (255, 0, 0)).save(files.location(1))
     found = read(files, cache)
     assert len(list(cache.glob("*.npy"))) == 3
     assert found[0].images[1, 0].min() > 0.98
@@ -94,7 +94,7 @@ def claim_a_failure(path):
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut, lose_the_mark, garble_the_mark, wrong_mark, claim_a_failure])
-def test_a_damaged_entry_is_made_anew(files, tmp_path, decoded, damage):
+def test_a_damaged_entry_is_made_again(files, tmp_path, decoded, damage):
     cache = tmp_path / "cache"
     good = read(files, cache)
     (path,) = cache.glob("*.npy")
@@ -107,7 +107,7 @@ def test_a_damaged_entry_is_made_anew(files, tmp_path, decoded, damage):
     assert torch.equal(pixels(good), pixels(again))
     assert all(not batch.failed for batch in again)
     assert [str(w.message) for w in caught if w.category is DataWarning] == (
-        [] if damage is lose_the_mark else [f"{path}: the cached images are damaged and are made anew"]
+        [] if damage is lose_the_mark else [f"{path}: the cached images are damaged and are decoded again"]
     )
     decoded.clear()
     read(files, cache)
@@ -116,7 +116,7 @@ def test_a_damaged_entry_is_made_anew(files, tmp_path, decoded, damage):
 
 def test_unreadable_images_are_remembered(files, tmp_path, decoded):
     for index in (0, 1, 11):
-        with open(files.where(index), "wb") as stream:
+        with open(files.location(index), "wb") as stream:
             stream.write(b"no image")
     plain = list(batches(files, [7, 1, 11, 2, 3], square(16), 2))
     for _ in range(2):
@@ -125,15 +125,15 @@ def test_unreadable_images_are_remembered(files, tmp_path, decoded):
         assert torch.equal(pixels(found), pixels(plain))
         assert [b.indices.tolist() for b in found] == [[7], [2], [3]]
     assert len(decoded) == 5 + 12
-    with pytest.raises(DataError, match=f"{files.where(1)}: not an image"):
+    with pytest.raises(DataError, match=f"{files.location(1)}: not an image"):
         read(files, tmp_path / "cache", on_error="raise")
 
 
 def test_a_set_without_a_readable_image(files, tmp_path):
     for index in range(12):
-        with open(files.where(index), "wb") as stream:
+        with open(files.location(index), "wb") as stream:
             stream.write(b"no image")
-    with pytest.raises(DataError, match="not one of its 12 images can be read"):
+    with pytest.raises(DataError, match="none of its 12 images can be read"):
         read(files, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -160,7 +160,7 @@ def test_drafts_of_killed_processes_are_cleared_after_a_day(files, tmp_path):
     cache = tmp_path / "cache"
     read(files, cache)
     (path,) = cache.glob("*.npy")
-    old, young = path.with_suffix(".1.2.a.tmp"), path.with_suffix(".3.4.a.tmp")
+    old, young = (path.with_name(f".{path.name}.{part}.tmp") for part in ("old", "young"))
     for draft in (old, young):
         draft.write_bytes(b"half")
     os.utime(old, (0, time.time() - 90_000))
@@ -172,7 +172,7 @@ def test_drafts_of_killed_processes_are_cleared_after_a_day(files, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(files, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(DataWarning, match="going on without a cache") as caught:
+    with pytest.warns(DataWarning, match="continuing without a cache") as caught:
         found = list(batches(files, [7, 1], square(16), 2, cache=tmp_path / "file" / "cache"))
     assert len(caught) == 1
     assert len(found[0]) == 2

@@ -72,7 +72,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(source, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             corrupt_folder(source, target, workers=workers, progress=stop, **KINDS)
         half = contents(target)
-        assert not [name for name in half if name.endswith(".part")]
+        assert not [name for name in half if name.endswith(".tmp")]
         report = corrupt_folder(source, target, **KINDS)
         assert report.present == len(half) - 1 >= 8
         assert report.written + report.present == 16

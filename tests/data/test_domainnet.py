@@ -26,9 +26,9 @@ def test_domainnet(tmp_path, line_end):
     assert benchmark.classes == tuple(f"thing_{label:03d}" for label in range(6))
     images = benchmark["real"]
     assert len(images) == 18
-    assert [Path(images.where(i)).parent.name for i in range(18)] == [images.classes[k] for k in images.labels]
+    assert [Path(images.location(i)).parent.name for i in range(18)] == [images.classes[k] for k in images.labels]
     first = (tmp_path / "DomainNet-126" / "real_list.txt").read_text().split()[0]
-    assert images.where(0).endswith(first)
+    assert images.location(0).endswith(first)
 
 
 def test_domainnet_warns_of_images_and_classes(tmp_path):

@@ -42,8 +42,10 @@ def test_domain_folders(tmp_path, name, make, folder, per_domain):
         assert benchmark.classes == facts.classes == tuple(sorted(facts.classes))
         assert [len(images) for images in benchmark.domains.values()] == [per_domain] * 4
     for images in benchmark.domains.values():
-        assert all(images.classes[label] == Path(images.where(i)).parent.name for i, label in enumerate(images.labels))
-        paths = [images.where(i) for i in range(len(images))]
+        assert all(
+            images.classes[label] == Path(images.location(i)).parent.name for i, label in enumerate(images.labels)
+        )
+        paths = [images.location(i) for i in range(len(images))]
         assert paths == sorted(paths)
 
 
@@ -52,7 +54,7 @@ def test_office_home_under_its_other_names(tmp_path):
     make_office_home(tmp_path, folder="OfficeHome", real_world="RealWorld")
     benchmark = open_benchmark("office_home", tmp_path)
     assert list(benchmark.domains) == ["Art", "Clipart", "Product", "Real World"]
-    assert "RealWorld" in benchmark["Real World"].where(0)
+    assert "RealWorld" in benchmark["Real World"].location(0)
 
 
 def test_counts_that_differ_are_named_once(tmp_path):

@@ -14,7 +14,7 @@ def test_sub_folders_are_classes(tmp_path):
     assert images.classes == ("cat", "dog")
     assert images.labels.tolist() == [0, 0, 1, 1]
     assert images.labelled
-    assert images.where(0).endswith("mine/cat/pic_001_000.jpg")
+    assert images.location(0).endswith("mine/cat/pic_001_000.jpg")
 
 
 def test_numbered_folders_are_sorted_as_numbers(tmp_path):
@@ -45,7 +45,7 @@ def test_a_flat_folder_has_no_labels(tmp_path):
 def test_images_beside_class_folders(tmp_path):
     folder = make_folder(tmp_path)
     Image.new("RGB", (4, 4)).save(folder / "loose.png")
-    with pytest.raises(DataError, match="1 images lie beside the folders cat, dog"):
+    with pytest.raises(DataError, match="1 images beside the folders cat, dog"):
         open_folder(folder)
 
 

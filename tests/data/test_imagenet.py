@@ -61,7 +61,7 @@ def test_imagenet_c(tmp_path):
     benchmark = open_benchmark("imagenet_c", tmp_path, severity=3)
     assert tuple(benchmark.domains) == CORRUPTIONS
     assert len(benchmark["fog"]) == 12
-    assert "/fog/3/0000/" in benchmark["fog"].where(0)
+    assert "/fog/3/0000/" in benchmark["fog"].location(0)
     assert benchmark["fog"].labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
 
 
@@ -93,7 +93,7 @@ def test_imagenet_c_by_a_list(tmp_path, lines):
         benchmark = open_benchmark("imagenet_c", tmp_path, domains=["fog", "snow"], images=tmp_path / "list.txt")
     for images in benchmark.domains.values():
         assert images.labels.tolist() == [2, 0]
-        assert images.where(0).endswith("/0002/ILSVRC2012_val_002_001.JPEG")
+        assert images.location(0).endswith("/0002/ILSVRC2012_val_002_001.JPEG")
 
 
 @quiet
@@ -116,7 +116,7 @@ def test_imagenet_c_that_is_half_copied(tmp_path):
     assert "gaussian_noise/5 is missing" in error_of("imagenet_c", tmp_path)
     assert "fog/4 is missing" in error_of("imagenet_c", tmp_path, domains=["fog"], severity=4)
     shutil.rmtree(home / "snow" / "5" / "0001")
-    assert "other class folders than" in error_of("imagenet_c", tmp_path, domains=["fog", "snow"])
+    assert "class folders differ from" in error_of("imagenet_c", tmp_path, domains=["fog", "snow"])
     (home / "snow" / "5" / "0001").mkdir()
     assert "no image in the class folders 0001" in error_of("imagenet_c", tmp_path, domains=["fog", "snow"])
 

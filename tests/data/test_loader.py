@@ -24,7 +24,7 @@ def files(tmp_path):
 
 
 def spoil(image_set, index):
-    with open(image_set.where(index), "r+b") as stream:
+    with open(image_set.location(index), "r+b") as stream:
         stream.truncate(100)
 
 
@@ -89,7 +89,7 @@ def test_unreadable_images_are_skipped_and_named(files, workers):
         spoil(files, index)
     found = list(batches(files, range(6), square(16), 3, workers=workers))
     assert [batch.indices.tolist() for batch in found] == [[0], [4, 5]]
-    assert [path for path, _ in found[0].failed] == [files.where(1), files.where(2)]
+    assert [path for path, _ in found[0].failed] == [files.location(1), files.location(2)]
     assert "cut short" in found[1].failed[0][1]
     assert not found[1].failed[0][1].startswith("/")
 
@@ -110,7 +110,7 @@ def test_raise_comes_in_its_turn(files, workers):
     spoil(files, 5)
     stream = batches(files, None, square(16), 4, workers=workers, on_error="raise")
     assert next(stream).indices.tolist() == [0, 1, 2, 3]
-    with pytest.raises(DataError, match=files.where(5)):
+    with pytest.raises(DataError, match=files.location(5)):
         next(stream)
 
 

@@ -22,7 +22,7 @@ def test_a_subset_has_the_images_and_labels_asked_for():
     assert part.labels.tolist() == LABELS[[2, 5]].tolist()
     for place, row in enumerate((2, 5)):
         np.testing.assert_array_equal(np.asarray(part.load(place)), PIXELS[row])
-    assert [part.where(place) for place in range(2)] == ["toy[2]", "toy[5]"]
+    assert [part.location(place) for place in range(2)] == ["toy[2]", "toy[5]"]
     assert len(part) == 2
     assert part.classes == NAMES
 
@@ -30,7 +30,7 @@ def test_a_subset_has_the_images_and_labels_asked_for():
 def test_a_subset_of_files(tmp_path):
     images = open_folder(make_folder(tmp_path))
     part = images.subset(np.array([4, 1]))
-    assert [part.where(0), part.where(1)] == [images.where(4), images.where(1)]
+    assert [part.location(0), part.location(1)] == [images.location(4), images.location(1)]
     assert part.labels.tolist() == [1, 0]
     assert part.load(0).size == (32, 32)
 

@@ -121,7 +121,7 @@ def streamed_image(unit: Unit, context: "BenchContext", domain: int, sample: int
         image = Image.fromarray(
             corrupted_pixels(whole, sample, sample, make_transform(unit.transform), name, severity, unit.corrupt)
         )
-    return Streamed(image, whole.where(sample), int(whole.labels[sample]), whole.classes)
+    return Streamed(image, whole.location(sample), int(whole.labels[sample]), whole.classes)
 
 
 def part_of(size: int, part: str, index: int, seed: int, holdout: float) -> Indices:

@@ -18,7 +18,7 @@ from dpl.bench.selection import PAPER_GRID
 from dpl.bench.unit import SourceData
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.settings import Checked, setting
-from dpl.data.sets import plain
+from dpl.data.sets import normalise_name
 from dpl.data.transforms import make_transform
 from dpl.streams import PROTOCOLS
 from dpl.streams.protocol import DELTAS, ORDERS
@@ -173,10 +173,10 @@ def _one_of(*choices: str) -> Callable[[str, Any], str]:
     """Return a reader that takes a choice in any spelling: `Office-Home` for `office_home`."""
 
     def read(key: str, value: Any) -> str:
-        spelled = {plain(choice): choice for choice in choices}
-        if plain(str(value)) not in spelled:
+        spelled = {normalise_name(choice): choice for choice in choices}
+        if normalise_name(str(value)) not in spelled:
             raise SettingError(f"{key}: {value!r} is unknown. {did_you_mean(str(value), choices)}")
-        return spelled[plain(str(value))]
+        return spelled[normalise_name(str(value))]
 
     return read
 

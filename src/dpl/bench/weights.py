@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpl.core.errors import DataError, SettingError, did_you_mean
-from dpl.data.sets import plain
+from dpl.data.sets import normalise_name
 
 __all__ = ["check_training", "fill_pattern"]
 
@@ -40,7 +40,7 @@ def check_training(
         raise DataError(f"{path}: damaged ({error}); train the source model again") from error
     wanted = {"network": network, **trained_on} | ({} if trial_seed is None else {"trial_seed": trial_seed})
     for key, value in wanted.items():
-        if plain(str(found[key])) != plain(str(value)):
+        if normalise_name(str(found[key])) != normalise_name(str(value)):
             raise SettingError(
                 f"{weights} was trained with {key}={found[key]!r}; this experiment needs {key}={value!r}. Train it "
                 "so, or change the experiment"

@@ -12,7 +12,7 @@ from dpl.data.domainnet import open_domainnet126
 from dpl.data.domains import open_domain_folders
 from dpl.data.facts import DOMAIN_FOLDERS
 from dpl.data.imagenet import open_imagenet, open_imagenet_c
-from dpl.data.sets import Benchmark, plain
+from dpl.data.sets import Benchmark, normalise_name
 
 __all__ = ["list_benchmarks", "open_benchmark"]
 
@@ -42,7 +42,7 @@ def open_benchmark(name: str, root: str | os.PathLike[str], **options: Any) -> B
     Capitals, hyphens and underscores in `name` do not matter. Options, where the benchmark has them: `domains` (those
     wanted), `severity` (1 to 5), `split` ("test" or "train"), `images` and `lists` (list files), `classes`.
     """
-    opener = {plain(key): value for key, value in _OPENERS.items()}.get(plain(name))
+    opener = {normalise_name(key): value for key, value in _OPENERS.items()}.get(normalise_name(name))
     if opener is None:
         raise SettingError(f"unknown benchmark {name!r}. {did_you_mean(name, _OPENERS)}")
     parameters = inspect.signature(opener).parameters.values()

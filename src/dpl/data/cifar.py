@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from dpl.core.errors import DataError, SettingError
 from dpl.data.arrays import read_cifar_records, read_npy, read_npz
 from dpl.data.facts import CIFAR10_CLASSES, CIFAR100_CLASSES, CORRUPTIONS, EXTRA_CORRUPTIONS
-from dpl.data.folders import find_home, layout_error, open_folder, some, sub_folders, warn_counts
-from dpl.data.sets import Arrays, Benchmark, ImageSet, choose_domains, plain
+from dpl.data.folders import find_home, layout_error, open_folder, shorten, sub_folders, warn_counts
+from dpl.data.sets import Arrays, Benchmark, ImageSet, choose_domains, normalise_name
 
 __all__ = ["CIFAR10", "CIFAR100", "Cifar", "open_cifar", "open_cifar_c"]
 
@@ -63,9 +63,9 @@ def open_cifar(cifar: Cifar, root: str | os.PathLike[str], *, split: str = "test
 
 
 def _from_npz(cifar: Cifar, base: Path, split: str) -> ImageSet | None:
-    wanted = plain(f"{cifar.name}{split}")
+    wanted = normalise_name(f"{cifar.name}{split}")
     files = sorted(base.glob("*.npz")) if base.is_dir() else [base] if base.suffix == ".npz" else []
-    path = next((file for file in files if file == base or plain(file.stem) == wanted), None)
+    path = next((file for file in files if file == base or normalise_name(file.stem) == wanted), None)
     if path is None:
         return None
     arrays = read_npz(path)
@@ -85,7 +85,7 @@ def _from_binary(cifar: Cifar, base: Path, split: str) -> ImageSet | None:
 
 
 def _from_folders(cifar: Cifar, base: Path, split: str) -> ImageSet | None:
-    homes = (base, base / split, base / cifar.name.lower() / split, base / plain(cifar.name) / split)
+    homes = (base, base / split, base / cifar.name.lower() / split, base / normalise_name(cifar.name) / split)
     for home in homes:
         if home.is_dir() and set(cifar.classes) <= set(sub_folders(home)):
             return open_folder(home, cifar.classes)
@@ -99,7 +99,7 @@ def _array_set(name: str, cifar: Cifar, pixels: NDArray[np.uint8], labels: NDArr
 def _not_found(cifar: Cifar, base: Path, split: str) -> DataError:
     layout = (
         f"  {cifar.binary_folder}/{cifar.binary_files[split][0]}   (the 'binary version' of the authors' page)\n"
-        f"  or {plain(cifar.name)}_{split}.npz with images [N, 32, 32, 3] and labels [N]\n"
+        f"  or {normalise_name(cifar.name)}_{split}.npz with images [N, 32, 32, 3] and labels [N]\n"
         f"  or {split}/<class>/*.png for the {len(cifar.classes)} classes"
     )
     if base.name == cifar.pickled_folder or (base / cifar.pickled_folder).is_dir():
@@ -124,7 +124,7 @@ def open_cifar_c(
     home = find_home(root, (title,), lambda folder: any((folder / f"{c}.npy").is_file() for c in wanted), layout)
     missing = [name for name in ("labels", *wanted) if not (home / f"{name}.npy").is_file()]
     if missing:
-        raise layout_error(f"{home}: {some(f'{name}.npy' for name in missing)} missing", layout)
+        raise layout_error(f"{home}: {shorten(f'{name}.npy' for name in missing)} missing", layout)
     labels = read_npy(home / "labels.npy")
     sets = {corruption: _severity(cifar, home / f"{corruption}.npy", labels, severity) for corruption in wanted}
     warn_counts(title, {name: len(images) for name, images in sets.items()}, dict.fromkeys(wanted, _COUNTS["test"]))

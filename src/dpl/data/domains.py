@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from dpl.data.facts import DomainFolders
-from dpl.data.folders import find_home, labelled_files, layout_error, some, sub_folders, warn_counts
-from dpl.data.sets import Benchmark, DataWarning, Files, ImageSet, choose_domains, plain
+from dpl.data.folders import find_home, labelled_files, layout_error, shorten, sub_folders, warn_counts
+from dpl.data.sets import Benchmark, DataWarning, Files, ImageSet, choose_domains, normalise_name
 
 __all__ = ["open_domain_folders"]
 
@@ -23,7 +23,7 @@ def open_domain_folders(
     paths, wanted = _domain_paths(facts, home), choose_domains(facts.name, domains, list(facts.counts))
     missing = [domain for domain in wanted if domain not in paths]
     if missing:
-        raise layout_error(f"{home}: the domains {some(missing)} are missing", layout)
+        raise layout_error(f"{home}: the domains {shorten(missing)} are missing", layout)
     sets = {domain: _read_domain(facts, home, paths[domain], domain) for domain in wanted}
     warn_counts(facts.name, {domain: len(images) for domain, images in sets.items()}, facts.counts, facts.note)
     return Benchmark(facts.name, sets, facts.classes)
@@ -39,23 +39,23 @@ def _domain_layout(facts: DomainFolders) -> str:
 
 def _domain_paths(facts: DomainFolders, home: Path) -> dict[str, Path]:
     """Map the domains that have a folder here to it, under any of their names."""
-    present = {plain(folder): folder for folder in sub_folders(home)}
+    present = {normalise_name(folder): folder for folder in sub_folders(home)}
     paths: dict[str, Path] = {}
     for domain in facts.counts:
         for name in (domain, *facts.aliases.get(domain, ())):
-            if plain(name) in present:
-                paths.setdefault(domain, home / present[plain(name)])
+            if normalise_name(name) in present:
+                paths.setdefault(domain, home / present[normalise_name(name)])
     return paths
 
 
 def _read_domain(facts: DomainFolders, home: Path, folder: Path, domain: str) -> ImageSet:
-    present = {plain(name): name for name in sub_folders(folder)}
-    missing = [name for name in facts.classes if plain(name) not in present]
+    present = {normalise_name(name): name for name in sub_folders(folder)}
+    missing = [name for name in facts.classes if normalise_name(name) not in present]
     if missing:
-        raise layout_error(f"{folder}: the class folders {some(missing)} are missing", _domain_layout(facts))
-    labels = {present.pop(plain(name)): label for label, name in enumerate(facts.classes)}
+        raise layout_error(f"{folder}: the class folders {shorten(missing)} are missing", _domain_layout(facts))
+    labels = {present.pop(normalise_name(name)): label for label, name in enumerate(facts.classes)}
     if present:
-        text = f"{folder}: {some(present.values())} left out: no class of {facts.name}"
+        text = f"{folder}: {shorten(present.values())} left out: no class of {facts.name}"
         warnings.warn(text, DataWarning, stacklevel=4)
     names, found = labelled_files(home, folder, labels)
     return ImageSet(f"{facts.name}/{domain}", facts.classes, np.array(found), Files(home, tuple(names), as_stored=True))

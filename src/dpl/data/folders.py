@@ -9,7 +9,7 @@ import numpy as np
 
 from dpl.core.errors import DataError, did_you_mean
 from dpl.data.images import EXTENSIONS, MAX_PIXELS, image_names
-from dpl.data.sets import NO_LABEL, DataWarning, Files, ImageSet, plain
+from dpl.data.sets import NO_LABEL, DataWarning, Files, ImageSet, normalise_name
 
 __all__ = [
     "class_places",
@@ -18,7 +18,7 @@ __all__ = [
     "labelled_files",
     "layout_error",
     "open_folder",
-    "some",
+    "shorten",
     "sub_folders",
     "warn_counts",
 ]
@@ -36,8 +36,8 @@ def open_folder(
     folders, loose = sub_folders(root), image_names(root)
     if folders and loose:
         raise DataError(
-            f"{root}: {len(loose)} images lie beside the folders {some(folders)}; expected either one sub-folder per "
-            "class or images alone"
+            f"{root}: {len(loose)} images beside the folders {shorten(folders)}; expected either one sub-folder "
+            "per class or images alone"
         )
     if not folders and not loose:
         raise DataError(f"{root}: no image found; looked for the extensions {', '.join(sorted(EXTENSIONS))}")
@@ -99,7 +99,7 @@ def labelled_files(
         names += [f"{prefix}{class_folder}/{image}" for image in images]
         found += [label] * len(images)
     if empty and not allow_empty:
-        raise DataError(f"{folder}: no image in the class folders {some(empty)}; copy the data set again")
+        raise DataError(f"{folder}: no image in the class folders {shorten(empty)}; copy the data set again")
     return names, found
 
 
@@ -108,12 +108,12 @@ def find_home(root: str | os.PathLike[str], names: Sequence[str], holds: Callabl
     base = Path(root)
     if not base.is_dir():
         raise layout_error(f"{base}: {'a file' if base.exists() else 'no such folder'}", layout)
-    accepted = {plain(name) for name in names}
-    candidates = [base, *(base / folder for folder in sub_folders(base) if plain(folder) in accepted)]
+    accepted = {normalise_name(name) for name in names}
+    candidates = [base, *(base / folder for folder in sub_folders(base) if normalise_name(folder) in accepted)]
     for candidate in candidates:
         if holds(candidate):
             return candidate
-    raise layout_error(f"{base}: {names[0]} was not found here (looked in {some(map(str, candidates))})", layout)
+    raise layout_error(f"{base}: {names[0]} was not found here (looked in {shorten(map(str, candidates))})", layout)
 
 
 def layout_error(problem: str, layout: str) -> DataError:
@@ -133,7 +133,7 @@ def warn_counts(name: str, found: Mapping[str, int], published: Mapping[str, int
         warnings.warn(f"{text} {note}".rstrip(), DataWarning, stacklevel=2)
 
 
-def some(names: Iterable[str], limit: int = 5) -> str:
+def shorten(names: Iterable[str], limit: int = 5) -> str:
     """Return the first few names and how many more there are."""
     listed = list(names)
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""

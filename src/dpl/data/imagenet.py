@@ -9,7 +9,7 @@ import numpy as np
 
 from dpl.core.errors import DataError, SettingError
 from dpl.data.facts import CORRUPTIONS, EXTRA_CORRUPTIONS
-from dpl.data.folders import class_places, find_home, labelled_files, layout_error, some, sub_folders, warn_counts
+from dpl.data.folders import class_places, find_home, labelled_files, layout_error, shorten, sub_folders, warn_counts
 from dpl.data.sets import Benchmark, Files, ImageSet, choose_domains
 
 __all__ = ["open_imagenet", "open_imagenet_c"]
@@ -69,7 +69,9 @@ def open_imagenet_c(
     for folder in folders.values():
         differing = places.keys() ^ set(sub_folders(folder))
         if differing:
-            raise DataError(f"{folder}: other class folders than {first} ({some(differing)}); copy the data set again")
+            raise DataError(
+                f"{folder}: class folders differ from {first} ({shorten(differing)}); copy the data set again"
+            )
     sets = {
         name: _read(f"ImageNet-C/{name}/{severity}", folder, places, order, images) for name, folder in folders.items()
     }
@@ -143,7 +145,7 @@ def _chosen(path: Path, folder: Path, names: list[str]) -> list[int]:
         else:
             missing.append(line)
     if missing:
-        raise DataError(f"{folder}: {len(missing):,} images listed in {path} are not here: {some(missing, 3)}")
+        raise DataError(f"{folder}: {len(missing):,} images listed in {path} are not here: {shorten(missing, 3)}")
     return chosen
 
 

@@ -64,7 +64,7 @@ class _Pick:
             generator = None if self.draw is None else np.random.default_rng(self.draw)
             return transform.pixels(self.image_set.load(self.index), generator)
         except DataError as error:
-            where = self.image_set.where(self.index)
+            where = self.image_set.location(self.index)
             return error if str(error).startswith(where) else DataError(f"{where}: {error}")
 
 
@@ -181,14 +181,14 @@ def _assemble(rows: list[tuple[_Pick, Pixels | DataError]], on_error: str) -> Ba
     good = [(pick, row) for pick, row in rows if not isinstance(row, DataError)]
     for pick, row in good:
         if row.shape != good[0][1].shape:
-            raise sizes_differ(pick.image_set.where(pick.index), row.shape, good[0][1].shape)
+            raise sizes_differ(pick.image_set.location(pick.index), row.shape, good[0][1].shape)
     pixels = np.stack([row for _, row in good]) if good else np.empty((0, 0, 0, 3), dtype=np.uint8)
     return Batch(
         images=to_float(pixels),
         labels=_whole([pick.image_set.labels[pick.index] for pick, _ in good]),
         indices=_whole([pick.index for pick, _ in good]),
         domains=_whole([pick.domain for pick, _ in good]),
-        failed=tuple(_failure(pick.image_set.where(pick.index), error) for pick, error in failed),
+        failed=tuple(_failure(pick.image_set.location(pick.index), error) for pick, error in failed),
     )
 
 
@@ -197,7 +197,7 @@ def _read_rows(image_set: ImageSet, source: Arrays, on_error: str, group: Indice
     failed: list[tuple[str, str]] = []
     if source.failed:
         bad = np.array([source.row(int(index)) in source.failed for index in group])
-        failed = [(source.where(i), source.failed[source.row(i)]) for i in group[bad].tolist()]
+        failed = [(source.location(i), source.failed[source.row(i)]) for i in group[bad].tolist()]
         group = group[~bad]
     if failed and on_error == "raise":
         raise DataError(": ".join(failed[0]))

@@ -1,4 +1,4 @@
-"""What a data set is here: labelled images that lie in files or in one array, and benchmarks made of them."""
+"""Data sets: labelled images in files or in one array, and benchmarks made of them."""
 
 import os
 from bisect import bisect_right
@@ -26,7 +26,7 @@ __all__ = [
     "checked_indices",
     "choose_domains",
     "joined",
-    "plain",
+    "normalise_name",
 ]
 
 NO_LABEL = -1
@@ -46,11 +46,11 @@ class Source(Protocol):
         """Return one image as RGB, or raise DataError naming it."""
         ...
 
-    def where(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return the path, or the array and row, of one image: for messages."""
         ...
 
-    def take(self, indices: Indices) -> "Source":
+    def subset(self, indices: Indices) -> "Source":
         """Return the source of these images only."""
         ...
 
@@ -73,13 +73,13 @@ class Files:
 
     def load(self, index: int) -> Image.Image:
         """Decode one file."""
-        return decode(self.where(index), as_stored=self.as_stored, max_pixels=self.max_pixels)
+        return decode(self.location(index), as_stored=self.as_stored, max_pixels=self.max_pixels)
 
-    def where(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return the path of one file."""
         return os.path.join(self.root, self.names[index])
 
-    def take(self, indices: Indices) -> "Files":
+    def subset(self, indices: Indices) -> "Files":
         """Return these files only."""
         return replace(self, names=tuple(self.names[i] for i in indices))
 
@@ -88,7 +88,7 @@ class Files:
         yield f"{self.root.absolute()} {self.as_stored} {self.max_pixels}".encode()
         for index, name in enumerate(self.names):
             try:
-                status = os.stat(self.where(index))
+                status = os.stat(self.location(index))
                 yield f"{name} {status.st_size} {status.st_mtime_ns}".encode()
             except OSError:
                 yield f"{name} missing".encode()
@@ -116,7 +116,7 @@ class Arrays:
         """Return one row as an image."""
         row = self.row(index)
         if row in self.failed:
-            raise DataError(f"{self.where(index)}: {self.failed[row]}")
+            raise DataError(f"{self.location(index)}: {self.failed[row]}")
         return Image.fromarray(np.asarray(self.pixels[row]))
 
     def block(self, indices: Indices) -> NDArray[np.uint8]:
@@ -127,12 +127,12 @@ class Arrays:
         """Return the row in the whole array at which an image of this set lies."""
         return index if self.rows is None else int(self.rows[index])
 
-    def where(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return the file from which the row was made, or the array and the row."""
         row = self.row(index)
         return f"{self.origin}[{row}]" if self.names is None else self.names[row]
 
-    def take(self, indices: Indices) -> "Arrays":
+    def subset(self, indices: Indices) -> "Arrays":
         """Return these rows only, without copying pixels."""
         return replace(self, rows=indices if self.rows is None else self.rows[indices])
 
@@ -183,14 +183,14 @@ class ImageSet:
         """Return one image as RGB, or raise DataError naming it."""
         return self.source.load(index)
 
-    def where(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return the path, or the array and row, of one image."""
-        return self.source.where(index)
+        return self.source.location(index)
 
     def subset(self, indices: ArrayLike) -> "ImageSet":
         """Return the set of these images, in this order."""
         chosen = checked_indices(indices, len(self))
-        return replace(self, labels=self.labels[chosen], source=self.source.take(chosen))
+        return replace(self, labels=self.labels[chosen], source=self.source.subset(chosen))
 
 
 def joined(sets: Sequence[ImageSet]) -> ImageSet:
@@ -215,11 +215,11 @@ class _Chain:
         source, row = self._place(index)
         return source.load(row)
 
-    def where(self, index: int) -> str:
+    def location(self, index: int) -> str:
         source, row = self._place(index)
-        return source.where(row)
+        return source.location(row)
 
-    def take(self, indices: Indices) -> "_Chain":
+    def subset(self, indices: Indices) -> "_Chain":
         return replace(self, rows=indices if self.rows is None else self.rows[indices])
 
     def identity(self) -> Iterator[bytes]:
@@ -257,7 +257,7 @@ class Benchmark:
     def __getitem__(self, domain: str) -> ImageSet:
         """Return a domain by its name; capitals, spaces and underscores do not matter."""
         for name, image_set in self.domains.items():
-            if plain(name) == plain(domain):
+            if normalise_name(name) == normalise_name(domain):
                 return image_set
         raise SettingError(f"{self.name} has no domain {domain!r}. {did_you_mean(domain, self.domains)}")
 
@@ -266,7 +266,7 @@ class Benchmark:
         return sum(len(image_set) for image_set in self.domains.values())
 
 
-def plain(name: str) -> str:
+def normalise_name(name: str) -> str:
     """Return the letters and digits of a name, lower case: what `Real World`, `RealWorld`, `real_world` share."""
     return "".join(c for c in name.casefold() if c.isalnum())
 
@@ -277,9 +277,9 @@ def choose_domains(name: str, wanted: Sequence[str] | None, known: Sequence[str]
         return list(known)
     if isinstance(wanted, str):
         wanted = [wanted]
-    spelled = {plain(choice): choice for choice in known}
+    spelled = {normalise_name(choice): choice for choice in known}
     for choice in wanted:
-        if plain(choice) not in spelled:
+        if normalise_name(choice) not in spelled:
             raise SettingError(f"{name} has no domain {choice!r}. {did_you_mean(choice, known)}")
-    asked = {plain(choice) for choice in wanted}
+    asked = {normalise_name(choice) for choice in wanted}
     return [choice for key, choice in spelled.items() if key in asked]

@@ -9,7 +9,7 @@ from dpl.bench import Candidate, Cell, Unit, cell_rows
 from dpl.bench.plans import StoredRequest, read_requests
 from dpl.bench.selection import chosen, complete
 from dpl.core.errors import DataError
-from dpl.data.folders import some
+from dpl.data.folders import shorten
 from dpl.report.audit import AuditedStore
 from dpl.report.gallery import bench_gallery
 from dpl.report.model import Experiment, Run, Track
@@ -105,7 +105,7 @@ def _lacking(cases: Sequence[Cell], store: AuditedStore, *, known: bool) -> list
             continue
         state = "begun and not finished: running now, or ended early" if keys & begun else "not run yet"
         waiting.setdefault((case.label, state), []).append(case.candidates[0].target.stream_title)
-    return items + [Item(label, f"{state}: {some(names)}") for (label, state), names in waiting.items()]
+    return items + [Item(label, f"{state}: {shorten(names)}") for (label, state), names in waiting.items()]
 
 
 def _status(done: int, planned: int | None, problems: Sequence[Item]) -> str:

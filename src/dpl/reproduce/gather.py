@@ -13,7 +13,7 @@ from dpl.bench.plans import StoredRequest, write_request
 from dpl.bench.section import Section
 from dpl.bench.selection import complete
 from dpl.core.errors import DataError
-from dpl.data.folders import some
+from dpl.data.folders import shorten
 from dpl.reproduce.document import Item
 from dpl.reproduce.plan import Plan, data_item, make_plan
 from dpl.reproduce.request import Request
@@ -68,7 +68,7 @@ def _with_data(cases: Sequence[Cell], context: BenchContext, request: Request) -
         else:
             missing.setdefault((case.section, str(problem)), {})[case.label] = None
     return kept, [
-        data_item(f"{section}: {some(labels)}", DataError(text)) for (section, text), labels in missing.items()
+        data_item(f"{section}: {shorten(labels)}", DataError(text)) for (section, text), labels in missing.items()
     ]
 
 
@@ -104,7 +104,7 @@ def _failures(cases: Sequence[Cell], failed: dict[str, str]) -> list[Item]:
         if reason is not None:
             found.setdefault((case.section, case.label, reason), []).append(_stream(case))
     return [
-        Item(f"{section}: {label}", f"failed on {some(streams)}: {reason}")
+        Item(f"{section}: {label}", f"failed on {shorten(streams)}: {reason}")
         for (section, label, reason), streams in found.items()
     ]
 
@@ -118,7 +118,7 @@ def _not_run(cases: Sequence[Cell], store: Store) -> list[Item]:
     for case in open_cases:
         if case.section in begun:
             streams.setdefault((case.section, case.label), []).append(_stream(case))
-    return items + [Item(f"{s}: {label}", f"not run on {some(names)}") for (s, label), names in streams.items()]
+    return items + [Item(f"{s}: {label}", f"not run on {shorten(names)}") for (s, label), names in streams.items()]
 
 
 def _stream(case: Cell) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS
 from dpl.data.facts import CORRUPTIONS
-from dpl.data.sets import plain
+from dpl.data.sets import normalise_name
 
 __all__ = ["LAYOUTS", "Layout", "Row", "network_name"]
 
@@ -39,7 +39,7 @@ def network_name(network: str) -> str:
 
 def _by_dataset(row: Row) -> tuple[str, str] | None:
     """One column per data set, the mean over its target domains."""
-    return (plain(row["dataset"]), row["domains"][0]) if row["dataset"] in DOMAINS else None
+    return (normalise_name(row["dataset"]), row["domains"][0]) if row["dataset"] in DOMAINS else None
 
 
 def _by_pair(row: Row) -> tuple[str, str] | None:

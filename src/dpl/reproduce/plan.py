@@ -15,7 +15,7 @@ from dpl.bench.images import CORRUPTED, DOMAINS, known_domains
 from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, Section, read_sections
 from dpl.core.errors import DataError, SettingError
 from dpl.data import open_benchmark
-from dpl.data.folders import some
+from dpl.data.folders import shorten
 from dpl.data.sets import choose_domains
 from dpl.reproduce.document import Item
 from dpl.reproduce.request import Request
@@ -57,7 +57,7 @@ def make_plan(path: Path, request: Request, only: Collection[str] | None = None)
                 continue
         found, lacking = _section_cases(section, values | (_QUICK if request.quick else {}), path, places, request)
         cases += [case for case in found if only is None or case.label in only]
-        missing += [Item(section.name, f"{some(streams)}: {reason}") for reason, streams in _by_reason(lacking)]
+        missing += [Item(section.name, f"{shorten(streams)}: {reason}") for reason, streams in _by_reason(lacking)]
     return Plan(title, tuple(sections), tuple(cases), places.files, tuple(missing))
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from dpl.bench.section import Section
 from dpl.core.errors import DataError
-from dpl.data.sets import plain
+from dpl.data.sets import normalise_name
 from dpl.reproduce import paper
 from dpl.reproduce.compare import column_group, compare, oracle
 from dpl.reproduce.document import Document, Item, Setup
@@ -72,15 +72,15 @@ def _not_planned(table: Table, gathered: Gathered, file: str) -> list[Item]:
     groups = dict.fromkeys(
         column_group(c) or c for c in table.columns if c not in {*table.averages, *table.improvements}
     )
-    if any(plain(group) in asked for group in groups):  # columns are data sets or backbones, not domains of one set
-        lacking += [group for group in groups if plain(group) not in asked]
+    if any(normalise_name(group) in asked for group in groups):  # columns are data sets or backbones, not domains
+        lacking += [group for group in groups if normalise_name(group) not in asked]
     return [Item(", ".join(lacking), f"not in the experiment file {file}")] if lacking else []
 
 
 def _words(section: Section) -> set[str]:
     """Return the names under which a section's columns may stand in a table."""
     corrupted = f"{section.dataset}_c" if section.corrupt is not None else section.dataset
-    return {plain(section.name), plain(corrupted)}
+    return {normalise_name(section.name), normalise_name(corrupted)}
 
 
 for _name in paper.tables():

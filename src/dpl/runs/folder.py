@@ -174,7 +174,7 @@ def _answered(job: FolderJob, model: AdaptiveModel, batch: Batch, result: Folder
     if model.guard is None:
         return list(range(len(batch)))
     aside = model.last["set_aside"]
-    result.failed += [[job.images.where(int(batch.indices[row])), reason] for row, reason in aside.items()]
+    result.failed += [[job.images.location(int(batch.indices[row])), reason] for row, reason in aside.items()]
     result.guard = dict(model.guard.counts)
     answered = [row for row in range(len(batch)) if row not in aside]
     result.by_source += len(answered) * (model.last["guard"]["answered_by"] == "source")
@@ -191,7 +191,7 @@ def _rows(
     ):
         name = job.names[guess] if guess < len(job.names) else ""
         known = job.names[label] if 0 <= label < len(job.names) else ""
-        rows.append([job.images.where(index), guess, name, f"{top:.6f}", known])
+        rows.append([job.images.location(index), guess, name, f"{top:.6f}", known])
         result.labelled += label >= 0
         result.correct += label >= 0 and label == guess
     result.images += len(rows)

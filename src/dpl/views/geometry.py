@@ -14,33 +14,43 @@ from torch import Tensor
 
 from dpl.views.draw import Draw
 
-__all__ = ["Places", "blur", "centred", "crop", "random_resized_crop", "sample", "turned", "wander", "zoomed_crop"]
+__all__ = [
+    "SamplingGrid",
+    "blur",
+    "centred",
+    "crop",
+    "random_resized_crop",
+    "sample",
+    "turned",
+    "wander",
+    "zoomed_crop",
+]
 
 
 @dataclass
-class Places:
+class SamplingGrid:
     """Where each output pixel is looked up: columns and rows [B or 1, H, W], counted from the first pixel."""
 
     x: Tensor
     y: Tensor
 
-    def flip(self, chosen: Tensor) -> "Places":
+    def flip(self, chosen: Tensor) -> "SamplingGrid":
         """Mirror the chosen images ([B or 1, 1, 1, 1]) from left to right."""
         chosen = chosen[:, 0]
-        return Places(torch.where(chosen, self.x.flip(-1), self.x), torch.where(chosen, self.y.flip(-1), self.y))
+        return SamplingGrid(torch.where(chosen, self.x.flip(-1), self.x), torch.where(chosen, self.y.flip(-1), self.y))
 
 
-def centred(images: Tensor, margin: int = 0) -> Places:
+def centred(images: Tensor, margin: int = 0) -> SamplingGrid:
     """Return each pixel's own place, with `margin` more pixels on each side."""
     height, width = images.shape[-2:]
     x = torch.arange(-margin, width + margin, device=images.device, dtype=images.dtype)
     y = torch.arange(-margin, height + margin, device=images.device, dtype=images.dtype)
-    return Places(x.view(1, 1, -1), y.view(1, -1, 1))
+    return SamplingGrid(x.view(1, 1, -1), y.view(1, -1, 1))
 
 
 def wander(
     images: Tensor, draw: Draw, *, degrees: float, shift: float, scale: tuple[float, float], margin: int
-) -> Places:
+) -> SamplingGrid:
     """Turn, scale and shift (by whole pixels, up to `shift` of a side) about the centre, as RandomAffine does."""
     height, width = images.shape[-2:]
     angle = torch.deg2rad(draw.uniform(-degrees, degrees))
@@ -48,17 +58,17 @@ def wander(
     return turned(images, angle, draw.uniform(*scale), right, down, margin)
 
 
-def turned(images: Tensor, angle: Tensor, scale: Tensor, right: Tensor, down: Tensor, margin: int = 0) -> Places:
+def turned(images: Tensor, angle: Tensor, scale: Tensor, right: Tensor, down: Tensor, margin: int = 0) -> SamplingGrid:
     """Turn clockwise by `angle` about the centre, scale, then shift; all [B or 1, 1, 1, 1]."""
     angle, scale, right, down = (factor[:, 0] for factor in (angle, scale, right, down))
     middle_x, middle_y = (images.shape[-1] - 1) / 2, (images.shape[-2] - 1) / 2
     grid = centred(images, margin)
     x, y = grid.x - middle_x - right, grid.y - middle_y - down
     cos, sin = angle.cos() / scale, angle.sin() / scale
-    return Places(cos * x + sin * y + middle_x, cos * y - sin * x + middle_y)
+    return SamplingGrid(cos * x + sin * y + middle_x, cos * y - sin * x + middle_y)
 
 
-def zoomed_crop(images: Tensor, draw: Draw, zoom: float) -> Places:
+def zoomed_crop(images: Tensor, draw: Draw, zoom: float) -> SamplingGrid:
     """Enlarge by `zoom` and crop a part of the original size at random."""
     places = []
     grid = centred(images)
@@ -66,10 +76,10 @@ def zoomed_crop(images: Tensor, draw: Draw, zoom: float) -> Places:
         enlarged = max(side, round(side * zoom))
         offset = (draw.uniform(0, 1)[:, 0] * (enlarged - side + 1)).floor()
         places.append(((axis + offset + 0.5) * (side / enlarged) - 0.5).clamp(0, side - 1))
-    return Places(*places)
+    return SamplingGrid(*places)
 
 
-def random_resized_crop(images: Tensor, draw: Draw, smallest: float, attempts: int = 10) -> Places:
+def random_resized_crop(images: Tensor, draw: Draw, smallest: float, attempts: int = 10) -> SamplingGrid:
     """Crop an area from `smallest` to all of the image, with an aspect from 3:4 to 4:3, and enlarge it to full size."""
     height, width = images.shape[-2:]
     area = height * width * draw.uniform(smallest, 1, attempts)
@@ -85,16 +95,16 @@ def random_resized_crop(images: Tensor, draw: Draw, smallest: float, attempts: i
     return crop(images, left, top, wide, high)
 
 
-def crop(images: Tensor, left: Tensor, top: Tensor, wide: Tensor, high: Tensor) -> Places:
+def crop(images: Tensor, left: Tensor, top: Tensor, wide: Tensor, high: Tensor) -> SamplingGrid:
     """Enlarge the given part to the size of the whole; all [B or 1, 1, 1, 1]. Nothing outside the part is seen."""
     left, top, wide, high = (factor[:, 0] for factor in (left, top, wide, high))
     grid = centred(images)
     x = ((grid.x + 0.5) * (wide / images.shape[-1]) - 0.5).clamp(min=0)
     y = ((grid.y + 0.5) * (high / images.shape[-2]) - 0.5).clamp(min=0)
-    return Places(left + torch.minimum(x, wide - 1), top + torch.minimum(y, high - 1))
+    return SamplingGrid(left + torch.minimum(x, wide - 1), top + torch.minimum(y, high - 1))
 
 
-def sample(images: Tensor, places: Places, outside: Literal["border", "reflection"] = "border") -> Tensor:
+def sample(images: Tensor, places: SamplingGrid, outside: Literal["border", "reflection"] = "border") -> Tensor:
     """Look the places up by bilinear interpolation; outside the image its border, or its mirror image, goes on."""
     height, width = images.shape[-2:]
     size = (len(images), places.y.shape[1], places.x.shape[2])

@@ -16,7 +16,7 @@ from dpl.core.errors import InputError
 from dpl.core.numerics import at_least_float32
 from dpl.views.colour import colour_jitter, saturation
 from dpl.views.draw import Draw, View
-from dpl.views.geometry import Places, blur, centred, random_resized_crop, sample, wander, zoomed_crop
+from dpl.views.geometry import SamplingGrid, blur, centred, random_resized_crop, sample, wander, zoomed_crop
 
 __all__ = ["adacontrast_strong_view", "adacontrast_weak_view", "check_images", "cotta_view", "rmt_view", "roid_view"]
 
@@ -101,7 +101,7 @@ def _maybe_coloured(images: Tensor, draw: Draw) -> Tensor:
 
 def _sampled_warp(images: Tensor, draw: Draw, outside: str, margin: int) -> Tensor:
     """Turn by up to 15 degrees, shift by up to an eighth, scale by up to a tenth, flip half of the images."""
-    places: Places = wander(images, draw, degrees=15, shift=1 / 8, scale=(0.9, 1.1), margin=margin)
+    places: SamplingGrid = wander(images, draw, degrees=15, shift=1 / 8, scale=(0.9, 1.1), margin=margin)
     return sample(images, places.flip(draw.chance(0.5)), "border" if outside == "border" else "reflection")
 
 

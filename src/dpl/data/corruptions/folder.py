@@ -12,10 +12,11 @@ from typing import Any
 from PIL import Image
 
 from dpl.core.errors import DataError, DplError, SettingError
+from dpl.core.files import replacing
 from dpl.data.corruptions.apply import check_settings, corrupt, is_small
 from dpl.data.corruptions.arrays import Images
 from dpl.data.corruptions.constants import SEVERITIES
-from dpl.data.corruptions.disk import Progress, keep_record, renamed_when_whole
+from dpl.data.corruptions.record import Progress, keep_record
 from dpl.data.facts import CORRUPTIONS
 from dpl.data.images import decode, image_names
 from dpl.data.transforms import Transform, unchanged
@@ -28,7 +29,7 @@ _JPEG: dict[str, Any] = {"format": "JPEG", "quality": 85, "optimize": True}  # a
 
 @dataclass
 class FolderReport:
-    """What `corrupt_folder` did.
+    """Result of `corrupt_folder`.
 
     `written` and `present` count files made now and files that were there already; `unusable` names the images that
     could not be used, each with the reason.
@@ -53,16 +54,16 @@ def corrupt_folder(
 ) -> FolderReport:
     """Write `target/<corruption>/<severity>/<path below source>` for every image below `source`.
 
-    Images of up to 64 pixels a side become PNG files, larger ones JPEG of quality 85, as published. It may be
-    interrupted and started again: files that exist are whole and are kept. An image that cannot be read is named in
-    the report and left out.
+    Images of up to 64 pixels a side become PNG files, larger ones JPEG of quality 85, as published. An
+    interrupted call can be repeated: files that exist are complete and are kept. An image that cannot be read is
+    skipped and named in the report.
 
     Args:
         source: a folder of images, with any sub-folders.
-        target: where to write; must not lie inside `source`.
+        target: folder to write to; must not be inside `source`.
         names: corruptions, the usual fifteen by default.
         severities: some of 1 to 5.
-        seed: with an image's path below `source` it decides all that is random about its copies.
+        seed: with an image's path below `source` it determines all random draws of its copies.
         constants: see `corrupt`.
         transform: applied before the corruption; `dpl.data.resize_crop(256, 224)` is what ImageNet-C did.
         workers: number of threads.
@@ -74,7 +75,7 @@ def corrupt_folder(
         raise SettingError(f"workers={workers}: expected a number of threads from 1 upwards.")
     base, goal = Path(source), Path(target)
     if goal.resolve().is_relative_to(base.resolve()):
-        raise SettingError(f"target={str(goal)!r} lies inside source={str(base)!r}: choose a folder outside of it.")
+        raise SettingError(f"target={str(goal)!r} is inside source={str(base)!r}: choose a folder outside of it.")
     files = image_names(base, recursive=True)
     if not files:
         raise DataError(f"{base}: no image here or in its sub-folders")
@@ -106,7 +107,7 @@ class _Copier:
         """Return how many copies were written and how many were there, or why the image cannot be used."""
         try:
             pixels = self.transform.pixels(decode(self.source / name, as_stored=True))
-            missing = [kind for kind in self.kinds if not self._place(name, kind, pixels).exists()]
+            missing = [kind for kind in self.kinds if not self._path(name, kind, pixels).exists()]
             for kind in missing:
                 self._write(name, kind, pixels)
         except DplError as error:
@@ -116,15 +117,15 @@ class _Copier:
     def _write(self, name: str, kind: tuple[str, int], pixels: Images) -> None:
         number = zlib.crc32(name.encode())  # from the name, so that other files in the folder change nothing
         result = corrupt(pixels[None], *kind, seed=self.seed, start=number, constants=self.constants)
-        with renamed_when_whole(self._place(name, kind, pixels)) as temporary:
-            Image.fromarray(result[0]).save(temporary, **(_PNG if is_small(pixels) else _JPEG))
+        with replacing(self._path(name, kind, pixels)) as draft:
+            Image.fromarray(result[0]).save(draft, **(_PNG if is_small(pixels) else _JPEG))
 
-    def _place(self, name: str, kind: tuple[str, int], pixels: Images) -> Path:
+    def _path(self, name: str, kind: tuple[str, int], pixels: Images) -> Path:
         path = PurePosixPath(name)
         fitting = (".png",) if is_small(pixels) else (".jpg", ".jpeg")
         if path.suffix.lower() not in fitting:
             shared = os.path.splitext(name)[0] in self.shared_stems
-            # Two images that differ in the extension alone keep it, lest one copy overwrite the other.
+            # Two images that differ only in the extension keep it; otherwise one copy would overwrite the other.
             path = path.with_suffix((path.suffix if shared else "") + fitting[0])
         return self.target / kind[0] / str(kind[1]) / path
 

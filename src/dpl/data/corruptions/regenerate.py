@@ -1,18 +1,17 @@
-"""Corruption benchmarks made on the spot from clean images, kept as `.npy` files in a cache folder.
+"""Corruption benchmarks generated from clean images and stored as `.npy` files in a cache folder.
 
-Figures from them are called regenerated: the constants are the published ones, the random draws are not.
+Results on them are called regenerated: the constants are the published ones, the random draws are not.
 """
 
 import hashlib
 import io
-import os
 from pathlib import Path
-from tempfile import mkstemp
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from dpl.core.files import replacing
 from dpl.data.corruptions import corrupt
 from dpl.data.corruptions.apply import is_small
 from dpl.data.sets import Arrays, ImageSet
@@ -32,7 +31,7 @@ def regenerated(
 ) -> ImageSet:
     """Return the images at `positions` of a clean set under one corruption.
 
-    An image's draws depend on the seed, the corruption and its place in the whole clean set alone.
+    The random draws of an image depend only on the seed, the corruption and its position in the whole clean set.
     """
     chosen = clean.subset(positions)
     path = cache / "regenerated" / f"{_key(chosen, positions, transform, name, severity, seed)}.npy"
@@ -41,7 +40,8 @@ def regenerated(
             corrupted_pixels(chosen, row, int(place), transform, name, severity, seed)
             for row, place in enumerate(positions)
         ]
-        _write(path, np.stack(rows))
+        with replacing(path) as draft, draft.open("wb") as file:
+            np.save(file, np.stack(rows), allow_pickle=False)
     pixels = np.load(path, mmap_mode="r", allow_pickle=False)
     title = f"{clean.name} regenerated/{name}/{severity}"
     return ImageSet(title, clean.classes, chosen.labels, Arrays(pixels, origin=title))
@@ -50,7 +50,7 @@ def regenerated(
 def corrupted_pixels(
     chosen: ImageSet, row: int, place: int, transform: Transform, name: str, severity: int, seed: int
 ) -> Pixels:
-    """Return one image under a corruption; `place` is where it stands in the whole clean set."""
+    """Return one image under a corruption; `place` is its position in the whole clean set."""
     pixels = transform.pixels(chosen.load(row))
     result = corrupt(pixels[None], name, severity, seed=seed, start=place)[0]
     return result if is_small(result) else _stored_as_jpeg(result)
@@ -69,17 +69,3 @@ def _key(chosen: ImageSet, positions: Positions, transform: Transform, name: str
     for part in chosen.source.identity():
         digest.update(part)
     return digest.hexdigest()[:32]
-
-
-def _write(path: Path, pixels: Pixels) -> None:
-    """Write under a name of its own first, so that a file which is there is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.save(file, pixels, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        Path(draft).unlink(missing_ok=True)

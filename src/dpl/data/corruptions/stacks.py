@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpl.core.errors import InputError
+from dpl.core.files import replacing
 from dpl.data.corruptions.apply import check_images, check_settings, corrupt
 from dpl.data.corruptions.arrays import Images
 from dpl.data.corruptions.constants import SEVERITIES
-from dpl.data.corruptions.disk import Progress, keep_record, renamed_when_whole
+from dpl.data.corruptions.record import Progress, keep_record
 from dpl.data.facts import CORRUPTIONS
 
 __all__ = ["corrupt_arrays"]
@@ -31,7 +32,7 @@ def corrupt_arrays(
 ) -> list[Path]:
     """Write `<corruption>.npy`, severities 1 to 5 one after the other ([5 * N, H, W, 3]), and `labels.npy`.
 
-    It may be interrupted and started again: files that exist are whole and are kept. Returns the paths of all files.
+    An interrupted call can be repeated: files that exist are complete and are kept. Returns the paths of all files.
 
     Args:
         images: uint8 [N, H, W, 3].
@@ -49,7 +50,7 @@ def corrupt_arrays(
     folder = Path(target)
     checksum = zlib.crc32(np.ascontiguousarray(images).data)
     keep_record(folder, {"seed": seed, "constants": constants, "images_crc32": checksum})
-    with renamed_when_whole(folder / "labels.npy") as temporary, temporary.open("wb") as file:
+    with replacing(folder / "labels.npy") as draft, draft.open("wb") as file:
         np.save(file, repeated, allow_pickle=False)
     paths = [folder / f"{name}.npy" for name in names]
     for done, (name, path) in enumerate(zip(names, paths, strict=True), start=1):
@@ -74,8 +75,8 @@ def _five_times(labels: NDArray[Any], count: int) -> NDArray[Any]:
 
 def _write(path: Path, images: Images, name: str, seed: int, constants: str) -> None:
     shape = (len(SEVERITIES) * len(images), *images.shape[1:])
-    with renamed_when_whole(path) as temporary:
-        stack = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
+    with replacing(path) as draft:
+        stack = np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=shape)
         for severity in SEVERITIES:
             rows = slice((severity - 1) * len(images), severity * len(images))
             stack[rows] = corrupt(images, name, severity, seed=seed, constants=constants)
