@@ -113,10 +113,23 @@ def test_the_promise_that_the_page_breaks_on_purpose_is_noticed() -> None:
     assert f'"{error.value}"' in told
 
 
-def test_faq() -> None:
-    names = run(DOCS / "faq.md")
-    assert "False no sample to learn from" in names["printed"]
-    assert names["logits"].dtype == torch.bfloat16
+def test_tutorial_own_model() -> None:
+    names = run(DOCS / "tutorial-own-model.md")
+    assert names["adapted"] > names["source"] + 10
+    assert names["end"] > names["source"] + 10
+    assert names["risky"].guard.frozen, "the guard stops the collapse of pl"
+
+
+def test_tutorial_compare() -> None:
+    names = run(DOCS / "tutorial-compare.md")
+    right = {name: _accuracy(logits, names["truth"]) for name, logits in names["logits"].items()}
+    assert right["dpl"] > right["source"] + 0.1
+    assert right["dpl"] > right["pl"]
+    assert all(names["printed"].count(f"\n{name} ") == 2 for name in names["candidates"] if name != "source")
+
+
+def _accuracy(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    return float((logits.argmax(dim=1) == labels).float().mean())
 
 
 def test_readme_mentions_every_command() -> None:
@@ -124,7 +137,10 @@ def test_readme_mentions_every_command() -> None:
     assert not [command for command in COMMANDS if not re.search(rf"`dpl {command}\b|make {command}\b", text)]
 
 
-@pytest.mark.parametrize("page", ["index", "getting-started", "how-dpl-works", "faq"])
+NAMING_SETTINGS = ["index", "getting-started", "how-dpl-works", "networks-howto", "saving", "dpl", "auto"]
+
+
+@pytest.mark.parametrize("page", NAMING_SETTINGS)
 def test_settings_named_in_the_text_exist(page: str) -> None:
     """A setting that was renamed must not live on in a sentence such as `norm="batch", lr=1e-3`."""
     settings = {field.name for name in dpl.list_methods() for field in fields(get_method(name).settings_class)}

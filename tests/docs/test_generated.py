@@ -26,16 +26,19 @@ def test_every_method_has_a_page_with_all_settings() -> None:
         assert f"](methods/{method}.md)" in overview
 
 
-def test_the_answers_name_the_right_methods() -> None:
-    """The two lists of names that the questions and answers keep by hand."""
-    text = (DOCS / "faq.md").read_text()
+def test_pages_name_the_methods_that_need_views_or_source_data() -> None:
+    """The two lists of names that are kept by hand."""
     infos = {name: get_method(name).info for name in list_methods()}
-    views = next(line for line in text.split("\n\n") if "augmented views (" in line)
+    views = _paragraph("networks-howto.md", "augmented views (")
     assert {name for name, info in infos.items() if info.views} == set(re.findall(r"`([a-z_]+)`", views))
-    source = next(line for line in text.split("\n\n") if "once, before the first batch" in line)
+    source = _paragraph("choosing-a-method.md", "once, before the first batch")
     once, always = source.split("once, before the first batch;")
     named = set(re.findall(r"`([a-z_]+)`", once)), set(re.findall(r"`([a-z_]+)` at every step", always))
     assert named == tuple({n for n, info in infos.items() if info.source == when} for when in ("once", "always"))
+
+
+def _paragraph(page: str, part: str) -> str:
+    return next(text for text in (DOCS / page).read_text().split("\n\n") if part in text)
 
 
 def test_a_change_is_noticed(tmp_path: Path) -> None:
