@@ -1,5 +1,6 @@
 """Small real runs for the tests of the report: a benchmark of two domains and two seeds, and a folder adapted to."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -47,3 +48,12 @@ def make_adapted(root: Path, *more: str, flat: bool = True) -> Path:
     out = root / "out" / "predictions.csv"
     assert main(["adapt", *words, "--out", str(out), "--json", *more]) == 0
     return out
+
+
+def write_predictions(root: Path, right: int, right_by_source: int, total: int) -> Path:
+    """Write a predictions file on whose first images the adapted and the source model are right; return it."""
+    lines = [f"{i}.png,{int(i >= right)},,0.5,a,{int(i >= right_by_source)}" for i in range(total)]
+    file = root / "p.csv"
+    file.write_text("\n".join(["image,predicted,name,confidence,label,source", *lines]) + "\n")
+    file.with_suffix(".run.json").write_text(json.dumps({"method": "dpl", "classes": ["a", "b"], "total": total}))
+    return file

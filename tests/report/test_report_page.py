@@ -1,7 +1,9 @@
-"""The page: its figures are those of the store, it needs no other file, and it tells what is missing or broken."""
+"""The page: its figures are those of the store, it needs no other file, and it reports what is missing or damaged."""
 
 import dataclasses
+import errno
 import json
+import os
 import re
 import shutil
 import webbrowser
@@ -15,10 +17,9 @@ from dpl.bench import Store
 from dpl.cli import main
 from dpl.core.errors import DataError
 from dpl.report import default_output, read_runs, write_report
-from dpl.report.beside import accuracy_table
-from dpl.report.costs import costs
-from dpl.report.digest import digest
-from report.runs import TARGETS, bench, make_adapted
+from dpl.report.chart_data import chart_data
+from dpl.report.summary import accuracy_table, costs, shown, signed
+from report.runs import TARGETS, bench, make_adapted, write_predictions
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 
@@ -109,7 +110,7 @@ def test_it_says_what_was_run_and_what_it_cost(bench_root, tmp_path):
 
 def test_curves_end_at_the_accuracy_and_have_a_band_over_seeds(bench_root):
     experiment = read_runs(bench_root / "store")[0].experiments[0]
-    figures = digest(experiment)
+    figures = chart_data(experiment)
     expected = means(bench_root / "store")
     for place, stream in enumerate(figures["streams"]):
         for number, method in enumerate(experiment.methods):
@@ -126,11 +127,11 @@ def test_curves_end_at_the_accuracy_and_have_a_band_over_seeds(bench_root):
 def test_a_page_of_very_many_curves_stays_small(bench_root):
     """Seventy-five corrupted streams and twenty methods: the curves share what a page can carry."""
     small = read_runs(bench_root / "store")[0].experiments[0]
-    tracks = {(f"m{m}", f"s{s}"): small.tracks["tent", "sketch"] for m in range(20) for s in range(75)}
-    methods, streams = (tuple(dict.fromkeys(key[place] for key in tracks)) for place in (0, 1))
-    rows = [dict(small.rows[0]) | {"label": m, "stream": s} for m, s in tracks]
-    large = dataclasses.replace(small, methods=methods, streams=streams, rows=rows, tracks=tracks)
-    assert len(json.dumps(digest(large), separators=(",", ":"))) < 5e6
+    traces = {(f"m{m}", f"s{s}"): small.traces["tent", "sketch"] for m in range(20) for s in range(75)}
+    methods, streams = (tuple(dict.fromkeys(key[place] for key in traces)) for place in (0, 1))
+    rows = [dict(small.rows[0]) | {"label": m, "stream": s} for m, s in traces]
+    large = dataclasses.replace(small, methods=methods, streams=streams, rows=rows, traces=traces)
+    assert len(json.dumps(chart_data(large), separators=(",", ":"))) < 5e6
 
 
 def test_images_that_changed_are_inside_the_page(bench_root, tmp_path):
@@ -155,10 +156,10 @@ def test_another_data_set_is_not_shown_as_that_of_the_run(bench_root, tmp_path):
 
     make_pacs(tmp_path / "other", per_class=2)
     text = page_of(bench_root / "store", tmp_path, tmp_path / "other")
-    assert "could not be read" in text or "does not have them" in text
+    assert re.search("Images: .*(could not be read|does not have them)", text)
 
 
-def test_a_store_of_older_days_is_read(bench_root, tmp_path):
+def test_a_store_without_requests_is_read(bench_root, tmp_path):
     """Without a plan and without what is recorded since: methods are named by their settings."""
     copy = shutil.copytree(bench_root / "store", tmp_path / "old")
     shutil.rmtree(copy / "plans")
@@ -188,18 +189,17 @@ def rewrite(folder: Path, name: str, content: bytes) -> None:
 
 def test_a_half_finished_run_shows_what_there_is(bench_root, tmp_path):
     copy = shutil.copytree(bench_root / "store", tmp_path / "half")
-    for folder in sorted((copy / "units").iterdir())[:6]:
-        shutil.rmtree(folder)
+    for unit in [unit for unit in Store(copy).units() if unit.method != "source"][:6]:
+        shutil.rmtree(copy / "units" / unit.key)
     run = read_runs(copy)[0]
     assert run.status.startswith("10 of 16 finished")
     assert not run.whole
     text = page_of(copy, tmp_path)
     assert "not run yet" in text
-    assert "things are missing or damaged" in text or "thing is missing" in text
+    assert re.search(r"things? (is|are) missing or damaged", text)
     cells = Cells(text).found
-    left = [row for row in Store(copy).rows() if row["method"] == "source" and row["segment"] == "sketch"]
-    if left:
-        assert cells["source", "sketch"] == f"{fmean(row['accuracy'] for row in left):.1f}"
+    left = Store(copy).rows(method="source", segment="sketch")
+    assert cells["source", "sketch"] == f"{fmean(row['accuracy'] for row in left):.1f}"
 
 
 def test_a_run_that_has_only_begun_is_called_empty(bench_root, tmp_path):
@@ -259,9 +259,9 @@ def test_an_unlabelled_folder_has_everything_but_accuracy(adapted, tmp_path):
     assert experiment.classes == ("circle", "square", "triangle")
     assert not experiment.guarded
     text = page_of(adapted, tmp_path)
-    assert "Same answer as the source" in text
+    assert "Same prediction as the source model %" in text
     assert "Balance of classes" in text
-    assert "same answer as the source" in text
+    assert "same prediction as the source model" in text
     assert 'data-part="accuracy"' not in text
     assert "base64," in text
     assert "guard off" in text
@@ -291,7 +291,7 @@ def test_a_predictions_file_without_its_record_and_with_a_torn_line(adapted, tmp
     assert "Confidence" in page_of(tmp_path / "p.csv", tmp_path)
 
 
-def test_a_folder_job_that_was_stopped_is_told(adapted, tmp_path):
+def test_a_stopped_folder_run_names_what_is_left(adapted, tmp_path):
     lines = adapted.read_text().splitlines()
     (tmp_path / "p.csv").write_text("\n".join(lines[:41]) + "\n")
     record = json.loads(adapted.with_suffix(".run.json").read_text())
@@ -304,7 +304,7 @@ def test_a_folder_job_that_was_stopped_is_told(adapted, tmp_path):
     assert "&lt;i&gt;lost&lt;/i&gt;" in text
 
 
-def test_what_is_no_predictions_file_is_told(tmp_path):
+def test_a_file_without_predictions_is_named(tmp_path):
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     assert "not a predictions file" in page_of(tmp_path / "x.csv", tmp_path)
     (tmp_path / "y.csv").write_text("")
@@ -341,7 +341,7 @@ def test_the_command_writes_beside_the_run_and_says_where(bench_root, adapted, t
     assert default_output([adapted]) == adapted.with_suffix(".html")
 
 
-def test_wrong_words_end_in_one_line(tmp_path, capsys):
+def test_wrong_paths_end_in_one_line(tmp_path, capsys):
     assert main(["report", str(tmp_path / "absent")]) == 2
     assert "no such folder or file" in capsys.readouterr().err
     assert main(["report", str(tmp_path), "--data", str(tmp_path / "absent")]) == 2
@@ -355,3 +355,60 @@ def test_running_again_keeps_one_plan(bench_root, tmp_path):
     assert bench(bench_root, copy, "--only", "method=dpl") == 0
     assert len(list((copy / "plans").iterdir())) == 2
     assert read_runs(copy)[0].status == "16 of 16 finished"
+
+
+@pytest.mark.parametrize(("right", "figure"), [(117, "29.2"), (119, "29.8"), (60, "15.0")])
+def test_table_and_curve_show_the_same_rounding(tmp_path, right, figure):
+    """117 of 400 are 29.25 %, where rounding half up and half to even differ."""
+    file = write_predictions(tmp_path, right, right, 400)
+    experiment = read_runs(file)[0].experiments[0]
+    assert Cells(page_of(file, tmp_path)).found["dpl", "p"] == figure
+    figures = chart_data(experiment)
+    end = figures["lines"][0]["accuracy"][1]["mean"][-1]
+    assert abs(end - float(figure)) < 0.045  # the script's rounding to one decimal cannot turn it into another figure
+    assert figures["by_domain"][1][0]["after"] == float(figure)
+
+
+@pytest.mark.parametrize(
+    ("right", "gain", "tone"),
+    [(5000, "+0.0", ""), (5001, "+0.0", ""), (4999, "+0.0", ""), (5010, "+0.1", "good"), (4990, "-0.1", "bad")],
+)
+def test_a_gain_that_is_shown_as_zero_has_no_colour(tmp_path, right, gain, tone):
+    file = write_predictions(tmp_path, right, 5000, 10_000)
+    cell = re.search(r'<td data-value="[^"]*" class="(good|bad|)">([+-][0-9.]+)</td>', page_of(file, tmp_path))
+    assert (cell[2], cell[1]) == (gain, tone)
+    assert chart_data(read_runs(file)[0].experiments[0])["by_domain"][1][0]["gain"] == float(gain)
+
+
+def test_a_negative_zero_is_shown_as_zero():
+    assert signed(-0.04) == "+0.0"
+    assert str(shown(-0.0)) == "0.0"
+
+
+def test_a_full_disk_is_reported_with_the_path_and_leaves_nothing(adapted, tmp_path, monkeypatch, capsys):
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    page = tmp_path / "new" / "page.html"
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["report", str(adapted), "--out", str(page)]) == 2
+    error = capsys.readouterr().err
+    assert "No space left on device" in error
+    assert str(page) in error
+    assert list(page.parent.iterdir()) == []
+
+
+def test_no_page_is_written_into_a_folder_of_images(adapted, tmp_path, capsys):
+    images = tmp_path / "photos"
+    shutil.copytree(adapted.parent.parent / "mine", images)
+    before = sorted(images.rglob("*"))
+    assert main(["report", str(images)]) == 2
+    assert "holds images and no result" in capsys.readouterr().err
+    assert main(["report", str(adapted), "--out", str(images / "page.html")]) == 2
+    assert "name another place with --out FILE" in capsys.readouterr().err
+    assert main(["report", str(adapted), "--out", str(images)]) == 2
+    assert sorted(images.rglob("*")) == before
+    (tmp_path / "classes").mkdir()
+    images.rename(tmp_path / "classes" / "dog")
+    assert main(["report", str(tmp_path / "classes")]) == 2
+    assert not (tmp_path / "classes" / "report.html").exists()

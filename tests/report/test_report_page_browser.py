@@ -9,6 +9,7 @@ import pytest
 
 from dpl.bench import Store
 from dpl.report import read_runs, write_report
+from report.runs import write_predictions
 from serve.browser import Browser, open_browser
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
@@ -98,6 +99,18 @@ def test_a_curve_ends_where_the_table_says(browser, page):
     assert browser.value("document.querySelector('[data-part=accuracy] .tip').hidden")
 
 
+def test_a_curve_is_rounded_as_the_table_is(browser, tmp_path):
+    """29.25 %: Python rounds half to even, the script half up."""
+    visit(browser, write_report(read_runs(write_predictions(tmp_path, 117, 118, 400)), tmp_path / "page.html"))
+    browser.value("document.querySelector('[data-part=accuracy] svg').focus()")
+    press(browser, "ArrowRight")
+    tip = browser.value("document.querySelector('[data-part=accuracy] .tip').innerText")
+    table = browser.value("document.querySelector('tr[data-method=dpl] [data-column]').innerText")
+    assert table == "29.2"
+    assert "29.2 %" in tip
+    assert "29.3" not in tip
+
+
 def test_the_pointer_reads_values_too(browser, page):
     visit(browser, page)
     browser.value(
@@ -162,7 +175,7 @@ def test_pictures_have_words(browser, page):
     choose(browser, "method", 1)  # tent, which changes many answers
     browser.wait("[...document.querySelectorAll('.pictures img')].some(i => i.complete)", 10)
     assert browser.value("[...document.querySelectorAll('.pictures img')].every(i => i.complete && i.naturalWidth > 0)")
-    assert browser.value("[...document.querySelectorAll('img')].every(i => i.alt.includes('answers'))")
+    assert browser.value("[...document.querySelectorAll('img')].every(i => i.alt.includes('predicts'))")
     assert browser.value(
         "[...document.querySelectorAll('.chart > svg')].every(s => s.getAttribute('aria-label').length > 20)"
     )

@@ -19,21 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN",
                         help="the --out of dpl bench (a folder) or of dpl adapt (a .csv, or its folder)")  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE",
-                        help="the page to write (default: RUN/report.html; of several runs here)")  # fmt: skip
+                        help="the page to write (default: RUN/report.html; of several runs ./report.html)")  # fmt: skip
     parser.add_argument("--data", type=Path, metavar="DIR",
-                        help="folder with the images, for the samples (default: where the run found them)")  # fmt: skip
+                        help="folder of the images, to show some (default: where the run read them)")  # fmt: skip
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the runs, write the page, and say where it is."""
-    from dpl.report import default_output, read_runs, write_report
+    """Read the runs, write the page, and print where it is."""
+    from dpl.report import check_output, default_output, read_runs, write_report
 
     if args.data is not None and not args.data.is_dir():
         raise SettingError(f"--data {args.data}: there is no such folder")
-    out: Path = args.out or default_output(args.runs)
-    if out.is_dir():
-        out = out / "report.html"
+    out = check_output(args.out) if args.out else default_output(args.runs)
     found: list[Run] = []
     with progress("reading", len(args.runs), quiet=args.json or len(args.runs) < 2) as advance:
         for path in args.runs:

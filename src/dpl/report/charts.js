@@ -1,5 +1,5 @@
 "use strict";
-// Pictures drawn with SVG. Everything that comes from data is set as text or attribute, never as markup.
+// Charts in SVG. Everything that comes from data is set as text or attribute, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -95,7 +95,7 @@ function nameEnds(box, drawn, y) {
   }
 }
 
-// A cursor that follows the pointer or the arrow keys, and says what it stands on.
+// A cursor that follows the pointer or the arrow keys, and shows the values there.
 function readValues(host, box, { seen, x, y, drawn }) {
   const cursor = element("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" });
   const tip = element("div", { class: "tip", hidden: "" });
@@ -168,37 +168,36 @@ function areaChart(host, { ends, shares, names, colours, label }) {
   host.append(box.svg);
 }
 
-// From the source (ring) to the method (dot), line by line. rows: [{name, note, before, after}]
-function dumbbells(host, { rows, colour, label, names }) {
+// From the source model (ring) to the adapted model (dot), line by line. rows: [{name, note, before, after, gain}]
+function dumbbells(host, { rows, colour, label }) {
   host.replaceChildren();
-  const known = rows.filter((row) => row.after !== null && row.after !== undefined);
-  if (!known.length) return host.append(element("p", { class: "faint" }, "Nothing to compare here."));
-  const height = 24 * known.length + 48;
-  const told = known.map((row) => `${row.name} ${row.after.toFixed(1)} %` + (row.before === null ? "" : `, ${names[0]} ${row.before.toFixed(1)} %`));
-  const box = frame(host, height, `${label}: ${told.join("; ")}`);
-  const longest = Math.max(...known.map((row) => row.name.length));
+  if (!rows.length) return host.append(element("p", { class: "faint" }, "Nothing to compare here."));
+  const told = rows.map((row) => `${row.name} ${row.after.toFixed(1)} %${row.before === null ? "" : `, source model ${row.before.toFixed(1)} %`}`);
+  const box = frame(host, 24 * rows.length + 48, `${label}: ${told.join("; ")}`);
+  const longest = Math.max(...rows.map((row) => row.name.length));
   box.left = Math.min(Math.max(60, longest * 7 + 10), box.width * 0.36);
   box.right = box.width - 52;
-  const values = known.flatMap((row) => (row.before === null ? [row.after] : [row.before, row.after]));
-  const low = Math.max(0, Math.min(...values) - 4), high = Math.min(100, Math.max(...values) + 4);
+  const values = rows.flatMap((row) => (row.before === null ? [row.after] : [row.before, row.after]));
+  const low = Math.max(0, Math.min(...values) - 4);
+  const high = Math.min(100, Math.max(...values) + 4);
   const x = scale(low, high, box.left + 8, box.right - 8);
   for (const value of ticks(low, high, Math.max(3, box.width / 110))) {
     box.svg.append(element("line", { class: "tick", x1: x(value), x2: x(value), y1: 4, y2: box.bottom }),
       element("text", { x: x(value), y: box.bottom + 16, "text-anchor": "middle" }, String(value)));
   }
   box.svg.append(element("text", { x: (box.left + box.right) / 2, y: box.bottom + 32, "text-anchor": "middle" }, "accuracy %"));
-  known.forEach((row, number) => {
+  const most = Math.floor((box.left - 8) / 6.6);
+  rows.forEach((row, number) => {
     const y = 16 + 24 * number;
-    const most = Math.floor((box.left - 8) / 6.6);
     const name = row.name.length > most ? `${row.name.slice(0, most - 1)}…` : row.name;
     const group = element("g", {}, element("title", {}, `${told[number]}${row.note ? ` (${row.note})` : ""}`),
       element("text", { class: "strong", x: box.left - 6, y: y + 4, "text-anchor": "end" }, name));
     if (row.before !== null) {
-      const gain = row.after - row.before;
+      const tone = row.gain > 0 ? "up" : row.gain < 0 ? "down" : "";
       group.append(element("line", { class: "line", "--c": colour, x1: x(row.before), x2: x(row.after), y1: y, y2: y }),
         element("circle", { class: "ring", "--c": "#7f7f7f", cx: x(row.before), cy: y, r: 5 }),
-        element("text", { class: gain < -0.05 ? "down" : gain > 0.05 ? "up" : "", x: box.width - 4, y: y + 4, "text-anchor": "end" },
-          `${gain >= 0 ? "+" : "−"}${Math.abs(gain).toFixed(1)}`));
+        element("text", { class: tone, x: box.width - 4, y: y + 4, "text-anchor": "end" },
+          `${row.gain < 0 ? "−" : "+"}${Math.abs(row.gain).toFixed(1)}`));
     }
     group.append(element("circle", { class: "fill", "--c": colour, cx: x(row.after), cy: y, r: 5.5 }));
     box.svg.append(group);
@@ -208,7 +207,7 @@ function dumbbells(host, { rows, colour, label, names }) {
 
 function confusionTable(host, { counts, classes, caption }) {
   host.replaceChildren();
-  const head = element("tr", {}, element("th", { scope: "col" }, "true \\ answer"));
+  const head = element("tr", {}, element("th", { scope: "col" }, "true \\ predicted"));
   for (const name of classes) head.append(element("th", { scope: "col" }, element("span", {}, name)));
   const body = element("tbody");
   counts.forEach((row, truth) => {

@@ -39,8 +39,8 @@ class Experiment {
       place.textContent = { stream: this.data.streams[this.stream], method: this.name(this.method) }[place.dataset.name];
     });
     this.drawLines();
-    this.drawDomains();
-    this.drawClasses();
+    this.drawDumbbells("by-domain", this.data.by_domain[this.method], 2);  // one domain is the stream itself
+    this.drawDumbbells("by-class", this.data.by_class[this.stream][this.method], 0);
     this.drawConfusion();
     this.drawBalance();
     this.drawPictures();
@@ -49,7 +49,7 @@ class Experiment {
   drawLines() {
     const lines = this.data.lines[this.stream];
     const shown = [...this.root.querySelectorAll(".legend input")].map((box) => box.checked);
-    const labels = { accuracy: "Cumulative accuracy", confidence: "Mean confidence", agreement: "Same answer as the source" };
+    const labels = { accuracy: "Cumulative accuracy", confidence: "Mean confidence", agreement: "Same prediction as the source model" };
     for (const [kind, label] of Object.entries(labels)) {
       const host = this.find(kind);
       if (!host || !lines) continue;
@@ -59,22 +59,12 @@ class Experiment {
     }
   }
 
-  drawDomains() {
-    const host = this.find("domains");
+  drawDumbbells(part, rows, least) {
+    const host = this.find(part);
     if (!host) return;
-    const before = this.compared ? this.data.domains[this.data.reference] : {};
-    const rows = Object.entries(this.data.domains[this.method]).map(([name, after]) => ({ name, after, before: before[name] ?? null }));
-    host.closest("figure").hidden = rows.length < 2;  // one domain is the stream itself
-    if (rows.length < 2) return;
-    dumbbells(host, { rows, colour: this.data.methods[this.method].colour, label: `Accuracy of ${this.name(this.method)} by domain`, names: ["source"] });
-  }
-
-  drawClasses() {
-    const host = this.find("classes");
-    if (!host) return;
-    const rows = this.data.by_class[this.stream][this.method].map(([number, count, after, before]) => (
-      { name: this.data.classes[number], note: `${count} images`, after, before: this.compared ? before : null }));
-    dumbbells(host, { rows, colour: this.data.methods[this.method].colour, label: `Accuracy of ${this.name(this.method)} by class`, names: ["source"] });
+    host.closest("figure").hidden = rows.length < least;
+    const label = `Accuracy of ${this.name(this.method)} ${part.replace("-", " ")}`;
+    if (rows.length >= least) dumbbells(host, { rows, colour: this.data.methods[this.method].colour, label });
   }
 
   drawConfusion() {
@@ -94,7 +84,7 @@ class Experiment {
     }
     table(left, before, "source");
     table(right, after, this.name(this.method));
-    if (!after) right.append(element("p", { class: "faint" }, "The predictions of this method are not there."));
+    if (!after) right.append(element("p", { class: "faint" }, "The predictions of this method are missing."));
   }
 
   drawBalance() {
@@ -107,8 +97,8 @@ class Experiment {
     const cut = (list) => (few && list ? list.slice(0, -1) : list);
     key.replaceChildren(...cut(names).map((name, i) => element("span", {}, element("i", { "--c": colours[i] }), name)));
     const panels = { "balance-truth": [balance.truth, "True classes"],
-      "balance-source": [this.compared ? balance.methods[this.data.reference] : null, "Classes that the source answers"],
-      "balance-method": [balance.methods[this.method], `Classes that ${this.name(this.method)} answers`] };
+      "balance-source": [this.compared ? balance.methods[this.data.reference] : null, "Classes that the source model predicts"],
+      "balance-method": [balance.methods[this.method], `Classes that ${this.name(this.method)} predicts`] };
     for (const [part, [shares, label]] of Object.entries(panels)) {
       const host = this.find(part);
       if (!host) continue;
@@ -122,24 +112,24 @@ class Experiment {
     if (!host || !this.data.samples.pictures.length) return;
     host.replaceChildren();
     const shown = this.data.samples.shown[this.stream][this.method] || {};
-    const titles = { corrected: "Corrected: the source was wrong, the adapted model is right",
-      spoiled: "Spoiled: the source was right, the adapted model is wrong", changed: "Answered otherwise than by the source",
-      dealt: "Dealt evenly from the stream" };
+    const titles = { corrected: "Corrected: the source model is wrong, the adapted model is right",
+      spoiled: "Spoiled: the source model is right, the adapted model is wrong", changed: "Predicted differently from the source model",
+      spread: "Taken evenly from the stream" };
     for (const [kind, title] of Object.entries(titles)) {
       if (!shown[kind]?.length) continue;
       host.append(element("h5", {}, title), element("ul", { class: "pictures" }, ...shown[kind].map((entry) => this.picture(entry))));
     }
-    if (!host.childElementCount) host.append(element("p", { class: "faint" }, "Every image of this stream is answered as by the source."));
+    if (!host.childElementCount) host.append(element("p", { class: "faint" }, "Every image of this stream is predicted as by the source model."));
   }
 
   picture([number, label, before, after, share]) {
     const classes = this.data.classes;
-    const called = (answer) => classes[answer] ?? `class ${answer}`;
+    const called = (number) => classes[number] ?? `class ${number}`;
     const truth = label === null ? "an image" : called(label);
     const words = `${before === null ? "" : `${called(before)} → `}${called(after)}, ${share}\u00a0%`;
     const address = this.data.samples.pictures[number];
     const image = element("img", { src: address, class: address.startsWith("data:image/png") ? "tiny" : null, title: this.data.samples.names[number],
-      alt: `${truth}${before === null ? "" : `; the source answers ${called(before)}`}; ${this.name(this.method)} answers ${called(after)} with ${share} % confidence` });
+      alt: `${truth}${before === null ? "" : `; the source model predicts ${called(before)}`}; ${this.name(this.method)} predicts ${called(after)} with ${share} % confidence` });
     return element("li", {}, image, element("b", {}, label === null ? this.data.samples.names[number] : truth), element("br"), words);
   }
 }

@@ -1,129 +1,186 @@
-"""Images that adaptation corrected, spoiled or answered otherwise than the source, as small pictures."""
+"""Pictures of images whose prediction adaptation changed, found again in the data folder and made small."""
 
 import base64
 import io
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from dpl.core.errors import DplError
-from dpl.report.model import UNKNOWN, Experiment, Track, paired
+from dpl.bench import BenchContext
+from dpl.bench.images import streamed_image
+from dpl.core.errors import DataError, DplError
+from dpl.data.images import decode
+from dpl.report.runs import UNKNOWN, Experiment, Integers, PredictionTrace, paired
 
-__all__ = ["Samples", "choose_samples"]
+__all__ = ["MOST_PICTURES", "ImageFinder", "Samples", "choose_samples", "image_finder", "thumbnail"]
 
-EACH = 8  # pictures of a kind for a method on a stream
-SIDE = 80  # pixels
-MOST = 400  # pictures in a page
-_QUALITY = 70
-_DEALT = 24  # pictures of an unlabelled stream without a source to compare with
+MOST_PICTURES = 400  # in a page
+_EACH = 8  # pictures of a kind for a method on a stream
 
-Choice = dict[str, Any]
+
+class ImageFinder:
+    """Finds the images of an experiment again; this one finds none and gives the reason."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+
+    def find(self, stream: str, trace: PredictionTrace, place: int) -> tuple[Image.Image, str]:
+        """Return an image of a stream and its name, or raise DataError."""
+        raise DataError(self.reason)
+
+
+class _BenchImages(ImageFinder):
+    """Images of benchmark data sets, as they were streamed (before they were resized)."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__()
+        self._context = BenchContext(experiment.data[0], {})
+        self._units = experiment.units
+        try:
+            streamed_image(next(iter(self._units.values())), self._context, 0, 0)
+        except (DplError, OSError) as error:
+            self.reason = f"the data folder does not have them ({str(error).splitlines()[0]})"
+
+    def find(self, stream: str, trace: PredictionTrace, place: int) -> tuple[Image.Image, str]:
+        domain, sample = divmod(int(trace.image[place]), 1 << 32)
+        found = streamed_image(self._units[stream, trace.seed], self._context, domain, sample)
+        if found.label != trace.label[place]:
+            raise DataError(f"{found.name} has another class here than in the run")
+        return found.image, Path(found.name).name
+
+
+class _FolderImages(ImageFinder):
+    """Images of a folder, by the names in the predictions file."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__()
+        self._experiment = experiment
+        if self._path(0) is None:
+            self.reason = "the folder of the images is not here; name it with --data DIR"
+
+    def _path(self, number: int) -> Path | None:
+        paths = (folder / self._experiment.images[number] for folder in self._experiment.data)
+        return next((path for path in paths if path.is_file()), None)
+
+    def find(self, stream: str, trace: PredictionTrace, place: int) -> tuple[Image.Image, str]:
+        number = int(trace.image[place])
+        path = self._path(number)
+        if path is None:
+            raise DataError(f"{Path(self._experiment.images[number]).name} is not in the folder any more")
+        return decode(str(path)), path.name
+
+
+def image_finder(experiment: Experiment) -> ImageFinder:
+    """Return the finder for an experiment's images."""
+    if experiment.images:
+        return _FolderImages(experiment)
+    if not experiment.data:
+        return ImageFinder("the data folder is not here; name it with --data DIR")
+    return _BenchImages(experiment)
 
 
 @dataclass
 class Samples:
-    """Pictures by number, and which of them each method and stream shows, of each kind."""
+    """Pictures by number, and which of them each method on each stream shows, by kind."""
 
+    finder: ImageFinder
+    room: int
+    """Most pictures that are made."""
     pictures: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     shown: list[list[dict[str, list[list[Any]]]]] = field(default_factory=list)
-    """By stream and method: kind -> [picture, true class or None, source's answer, own answer, own confidence]."""
+    """By stream and method: kind -> [picture, true class or None, source's prediction, own prediction, confidence]."""
     reason: str = ""
     """Why there are no pictures, or fewer than there could be."""
+    _numbers: dict[tuple[str, int], int | None] = field(default_factory=dict)
 
+    def number(self, stream: str, trace: PredictionTrace, place: int) -> int | None:
+        """Return the number of an image's picture, which is made once; None where it cannot be made."""
+        key = (stream, int(trace.image[place]))
+        if key not in self._numbers:
+            self._numbers[key] = self._make(stream, trace, place) if len(self.pictures) < self.room else None
+        return self._numbers[key]
 
-@dataclass
-class _Shop:
-    """Makes each picture once."""
-
-    experiment: Experiment
-    samples: Samples
-    room: int
-    made: dict[tuple[str, int], int | None] = field(default_factory=dict)
-
-    def picture(self, stream: str, track: Track, place: int) -> int | None:
-        """Return a picture's number, None where the image cannot be had."""
-        key = (stream, int(track.image[place]))
-        if key not in self.made:
-            self.made[key] = self._make(stream, track, place) if len(self.samples.pictures) < self.room else None
-        return self.made[key]
-
-    def _make(self, stream: str, track: Track, place: int) -> int | None:
+    def _make(self, stream: str, trace: PredictionTrace, place: int) -> int | None:
         try:
-            image, name = self.experiment.gallery.image(stream, track, place)
+            image, name = self.finder.find(stream, trace, place)
         except (DplError, OSError, KeyError, IndexError) as error:
-            self.samples.reason = f"some images could not be read ({str(error).splitlines()[0]})"
+            self.reason = f"some images could not be read ({str(error).splitlines()[0]})"
             return None
-        self.samples.pictures.append(thumbnail(image))
-        self.samples.names.append(name)
-        return len(self.samples.pictures) - 1
+        self.pictures.append(thumbnail(image))
+        self.names.append(name)
+        return len(self.pictures) - 1
 
 
-def choose_samples(experiment: Experiment, room: int = MOST) -> Samples:
-    """Return pictures for every method on every stream; an image that helps to tell many methods is taken first."""
-    samples = Samples(reason=experiment.gallery.reason)
-    shop = _Shop(experiment, samples, room)
+@dataclass(frozen=True)
+class _Group:
+    """Images of one kind: the traces of the source model and of a method, and the rows of the images."""
+
+    source: PredictionTrace | None
+    trace: PredictionTrace
+    rows: Integers
+
+
+def choose_samples(experiment: Experiment, room: int = MOST_PICTURES) -> Samples:
+    """Return pictures for every method on every stream; images that several methods can share come first."""
+    finder = image_finder(experiment)
+    samples = Samples(finder, 0 if finder.reason else room, reason=finder.reason)
     for stream in experiment.streams:
-        kinds = [_kinds(experiment, method, stream) for method in experiment.methods]
-        common: Counter[int] = Counter()
-        for found in kinds:
-            for _, track, rows in found.values():
-                common.update(track.image[rows].tolist())
-        samples.shown.append([{k: _entries(shop, stream, common, *v) for k, v in found.items()} for found in kinds])
+        groups = [{} if finder.reason else _groups(experiment, method, stream) for method in experiment.methods]
+        uses: Counter[int] = Counter()
+        for group in (group for kinds in groups for group in kinds.values()):
+            uses.update(group.trace.image[group.rows].tolist())
+        samples.shown.append(
+            [{kind: _entries(samples, stream, uses, group) for kind, group in kinds.items()} for kinds in groups]
+        )
     return samples
 
 
-Kind = tuple[Track | None, Track, NDArray[np.int64]]
-
-
-def _kinds(experiment: Experiment, method: str, stream: str) -> dict[str, Kind]:
-    """Return which images of a stream are corrected, spoiled or changed by a method."""
-    tracks = experiment.tracks.get((method, stream), ())
-    others = experiment.tracks.get((experiment.reference or "", stream), ())
-    if not tracks or not experiment.gallery.open or (method == experiment.reference):
+def _groups(experiment: Experiment, method: str, stream: str) -> dict[str, _Group]:
+    """Return the images of a stream that a method corrected, spoiled or predicted differently."""
+    traces = experiment.traces.get((method, stream), ())
+    if not traces or method == experiment.reference:
         return {}
-    source = next((other for other in others if other.seed == tracks[0].seed), None)
+    source, trace = experiment.source_trace(stream, traces[0].seed), traces[0]
     if source is None:
-        return {"dealt": (None, tracks[0], np.linspace(0, len(tracks[0]) - 1, _DEALT).astype(np.int64))}
-    source, track = paired(source, tracks[0])
-    known = track.label != UNKNOWN
+        return {"spread": _Group(None, trace, np.linspace(0, len(trace) - 1, 3 * _EACH).astype(np.int64))}
+    source, trace = paired(source, trace)
     masks = {
-        "corrected": known & track.correct & ~source.correct,
-        "spoiled": known & ~track.correct & source.correct,
-        "changed": ~known & (track.prediction != source.prediction),
+        "corrected": trace.known & trace.correct & ~source.correct,
+        "spoiled": trace.known & ~trace.correct & source.correct,
+        "changed": ~trace.known & (trace.prediction != source.prediction),
     }
-    return {kind: (source, track, np.flatnonzero(mask)) for kind, mask in masks.items() if mask.any()}
+    return {kind: _Group(source, trace, np.flatnonzero(mask)) for kind, mask in masks.items() if mask.any()}
 
 
-def _entries(
-    shop: _Shop, stream: str, common: Counter[int], source: Track | None, track: Track, rows: NDArray[np.int64]
-) -> list[list[Any]]:
-    most = EACH if source is not None else _DEALT
-    order = sorted(rows.tolist(), key=lambda row: (-common[int(track.image[row])], row)) if source is not None else rows
+def _entries(samples: Samples, stream: str, uses: Counter[int], group: _Group) -> list[list[Any]]:
+    source, trace, rows = group.source, group.trace, group.rows.tolist()
+    most = 3 * _EACH if source is None else _EACH
+    if source is not None:
+        rows.sort(key=lambda row: -uses[int(trace.image[row])])
     entries: list[list[Any]] = []
-    for row in order:
-        number = shop.picture(stream, track, row) if len(entries) < most else None
+    for row in rows:
+        number = samples.number(stream, trace, row) if len(entries) < most else None
         if number is not None:
-            label = int(track.label[row])
+            label = int(trace.label[row])
             before = None if source is None else int(source.prediction[row])
-            share = round(100 * float(track.confidence[row]))
-            entries.append([number, None if label == UNKNOWN else label, before, int(track.prediction[row]), share])
+            confidence = round(100 * float(trace.confidence[row]))
+            entries.append(
+                [number, None if label == UNKNOWN else label, before, int(trace.prediction[row]), confidence]
+            )
     return entries
 
 
-def thumbnail(image: Image.Image) -> str:
+def thumbnail(image: Image.Image, side: int = 80) -> str:
     """Return a small picture as a data address; tiny images keep their pixels."""
     small = image.convert("RGB")
-    small.thumbnail((SIDE, SIDE))
+    small.thumbnail((side, side))
     buffer = io.BytesIO()
-    if max(small.size) <= 40:
-        small.save(buffer, format="PNG", optimize=True)
-        kind = "png"
-    else:
-        small.save(buffer, format="JPEG", quality=_QUALITY, optimize=True)
-        kind = "jpeg"
+    kind = "png" if max(small.size) <= side // 2 else "jpeg"
+    options: dict[str, Any] = {"quality": 70} if kind == "jpeg" else {}
+    small.save(buffer, format=kind, optimize=True, **options)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,225 @@
+"""The data that the page's script draws: plain lists, thinned to what a screen can show."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpl.report.runs import Experiment, Integers, PredictionTrace, paired
+from dpl.report.summary import shown
+from dpl.reproduce.style import COLOURS, colour
+
+__all__ = ["chart_data", "line_styles"]
+
+_CURVE_POINTS = 60_000  # of all curves of an experiment: keeps a page of thousands of curves at a few megabytes
+_FEW_CLASSES = 10  # so many have a colour in the class balance, and a confusion matrix instead of a list of mistakes
+_LISTED = 24  # classes or mistakes in a list
+
+Floats = NDArray[np.float64]
+
+
+def chart_data(experiment: Experiment) -> dict[str, Any]:
+    """Return everything that the script draws for one experiment."""
+    methods, streams, reference = experiment.methods, experiment.streams, experiment.reference
+    return {
+        "methods": line_styles(experiment),
+        "streams": list(streams),
+        "classes": list(experiment.classes),
+        "reference": None if reference is None else methods.index(reference),
+        "lines": [_lines(experiment, stream) for stream in streams],
+        "balance": [_balance(experiment, stream) for stream in streams],
+        "confusion": [[_confusion(experiment, method, stream) for method in methods] for stream in streams],
+        "by_class": [[_by_class(experiment, method, stream) for method in methods] for stream in streams],
+        "by_domain": [_by_domain(experiment, method) for method in methods],
+    }
+
+
+def line_styles(experiment: Experiment) -> list[dict[str, str]]:
+    """Return each method with the colour and dashes of its line; methods of the same colour differ in dashes."""
+    dashes = ("", "6 3", "2 3", "8 3 2 3")
+    styles: list[dict[str, str]] = []
+    used: Counter[str] = Counter()
+    others = 0
+    for name in experiment.methods:
+        shade = colour(name, others)
+        others += name not in COLOURS
+        styles.append({"name": name, "colour": shade, "dash": dashes[used[shade] % len(dashes)]})
+        used[shade] += 1
+    return styles
+
+
+def _lines(experiment: Experiment, stream: str) -> dict[str, Any]:
+    """Return the curves over one stream: cumulative accuracy; confidence and agreement by windows."""
+    traces = [experiment.traces.get((method, stream), ()) for method in experiment.methods]
+    length = min((len(trace) for each in traces for trace in each), default=0)
+    if not length:
+        return {"seen": [], "ends": [], "accuracy": [], "confidence": [], "agreement": []}
+    seen, ends = _points(experiment, length), _window_ends(experiment, length)
+    agreement = [[_agreement(experiment, stream, trace) for trace in each] for each in traces]
+    return {
+        "seen": (seen + 1).tolist(),
+        "ends": ends.tolist(),
+        "accuracy": [_band([_cumulative_accuracy(trace)[seen] for trace in each]) for each in traces]
+        if experiment.labelled
+        else [],
+        "confidence": [_band([_window_percent(trace.confidence, ends) for trace in each]) for each in traces],
+        "agreement": [
+            _band([_window_percent(same, ends) for same in each if len(same) >= length]) for each in agreement
+        ],
+    }
+
+
+def _detail(experiment: Experiment) -> int:
+    """Return how many points a curve may have."""
+    return min(100, max(24, _CURVE_POINTS // (len(experiment.streams) * len(experiment.methods))))
+
+
+def _points(experiment: Experiment, length: int) -> Integers:
+    """Return the images after which a curve has a point; over fewer than 32 a mean says little."""
+    count = min(_detail(experiment), length)
+    return np.unique(np.linspace(min(32, length) - 1, length - 1, count).astype(np.int64))
+
+
+def _window_ends(experiment: Experiment, length: int) -> Integers:
+    """Return the ends of the windows, each of at least 16 images."""
+    count = max(1, min(_detail(experiment) * 3 // 10, length // 16))
+    return np.linspace(0, length, count + 1).astype(np.int64)[1:]
+
+
+def _cumulative_accuracy(trace: PredictionTrace) -> Floats:
+    """Return the accuracy in percent after each image, of those whose class is known."""
+    return np.asarray(100.0 * np.cumsum(trace.correct) / np.maximum(np.cumsum(trace.known), 1), dtype=np.float64)
+
+
+def _window_percent(values: NDArray[Any], ends: Integers) -> Floats:
+    """Return the mean of each window in percent."""
+    sums = np.concatenate([[0.0], np.cumsum(values[: ends[-1]].astype(np.float64))])
+    starts = np.concatenate([[0], ends[:-1]])
+    return np.asarray(100 * (sums[ends] - sums[starts]) / (ends - starts), dtype=np.float64)
+
+
+def _agreement(experiment: Experiment, stream: str, trace: PredictionTrace) -> NDArray[np.bool_]:
+    """Return where a method predicts what the source model does, on the images that both have."""
+    source = experiment.source_trace(stream, trace.seed)
+    if source is None:
+        return np.zeros(0, dtype=bool)
+    first, second = paired(source, trace)
+    return np.equal(first.prediction, second.prediction)
+
+
+def _band(lines: Sequence[Floats]) -> dict[str, list[float]] | None:
+    """Return the mean over seeds, and the range where there are several; None where a figure is not known."""
+    if not lines or not all(np.isfinite(line).all() for line in lines):
+        return None
+    stacked = np.stack(lines)
+    band = {"mean": _drawn(stacked.mean(axis=0))}
+    if len(lines) > 1:
+        band |= {"low": _drawn(stacked.min(axis=0)), "high": _drawn(stacked.max(axis=0))}
+    return band
+
+
+def _drawn(values: Floats) -> list[float]:
+    """Return percentages with two decimals that the script, which shows one, rounds to what the tables show."""
+    figures = [(value, shown(value)) for value in values.tolist()]
+    return [round(min(max(value, figure - 0.04), figure + 0.04), 2) for value, figure in figures]
+
+
+def _balance(experiment: Experiment, stream: str) -> dict[str, Any]:
+    """Return the share of each class over the stream, true and as predicted; rare classes are put together."""
+    traces = {m: experiment.traces[m, stream][0] for m in experiment.methods if (m, stream) in experiment.traces}
+    length = min(map(len, traces.values()), default=0)
+    if not length:
+        return {"ends": [], "classes": [], "truth": None, "methods": []}
+    first, count = next(iter(traces.values())), len(experiment.classes)
+    predicted = sum(np.bincount(trace.prediction, minlength=count)[:count] for trace in traces.values())
+    weight = predicted / len(traces) + np.bincount(first.label[first.known], minlength=count)[:count]
+    coloured = np.sort(np.argsort(-weight, kind="stable")[:_FEW_CLASSES])
+    ends = _window_ends(experiment, length)
+    return {
+        "ends": ends.tolist(),
+        "classes": coloured.tolist(),
+        "truth": _shares(first.label, coloured, ends) if first.known.all() else None,
+        "methods": [_shares(traces[m].prediction, coloured, ends) if m in traces else None for m in experiment.methods],
+    }
+
+
+def _shares(numbers: Integers, coloured: Integers, ends: Integers) -> list[list[float]]:
+    """Return for each coloured class, and last for all others, its share of each window in percent."""
+    parts = [_window_percent(numbers == number, ends) for number in coloured]
+    return [np.round(part, 2).tolist() for part in (*parts, 100 - np.sum(parts, axis=0))]
+
+
+def _labelled(experiment: Experiment, method: str, stream: str) -> tuple[Integers, Integers]:
+    """Return true and predicted classes over all seeds, where the true one is known."""
+    traces = experiment.traces.get((method, stream), ())
+    none = np.zeros(0, dtype=np.int64)
+    label = np.concatenate([none, *(trace.label[trace.known] for trace in traces)])
+    prediction = np.concatenate([none, *(trace.prediction[trace.known] for trace in traces)])
+    named = prediction < len(experiment.classes)
+    return label[named], prediction[named]
+
+
+def _confusion(experiment: Experiment, method: str, stream: str) -> dict[str, Any] | None:
+    """Return how often each class was taken for each: a matrix, or of many classes the commonest mistakes."""
+    label, prediction = _labelled(experiment, method, stream)
+    count = len(experiment.classes)
+    if not len(label):
+        return None
+    if count <= _FEW_CLASSES:
+        counts = np.bincount(label * count + prediction, minlength=count * count)
+        return {"counts": counts.reshape(count, count).tolist()}
+    wrong = label != prediction
+    pairs, times = np.unique(label[wrong] * count + prediction[wrong], return_counts=True)
+    order = np.argsort(-times, kind="stable")[:_LISTED]
+    return {"mistakes": np.stack([pairs[order] // count, pairs[order] % count, times[order]], axis=1).tolist()}
+
+
+def _by_class(experiment: Experiment, method: str, stream: str) -> list[dict[str, Any]]:
+    """Return the accuracy on each class; of many classes those that changed most."""
+    images, own = _class_accuracy(experiment, method, stream)
+    _, source = _class_accuracy(experiment, experiment.reference or "", stream)
+    present = np.flatnonzero(images)
+    change = np.abs(np.nan_to_num(own - source))[present]
+    kept = np.sort(present[np.argsort(-change, kind="stable")[:_LISTED]])
+    return [
+        _comparison(experiment, method, experiment.classes[k], float(own[k]), float(source[k]))
+        | {"note": f"{int(images[k])} images"}
+        for k in kept
+    ]
+
+
+def _class_accuracy(experiment: Experiment, method: str, stream: str) -> tuple[Integers, Floats]:
+    """Return for each class the number of images and the accuracy in percent, NaN where it has none."""
+    label, prediction = _labelled(experiment, method, stream)
+    count = len(experiment.classes)
+    images, hits = (np.bincount(part, minlength=count) for part in (label, label[label == prediction]))
+    return images, np.where(images > 0, 100.0 * hits / np.maximum(images, 1), np.nan)
+
+
+def _by_domain(experiment: Experiment, method: str) -> list[dict[str, Any]]:
+    """Return the accuracy on each domain, mean over seeds, also for streams that mix domains."""
+    source = _domain_accuracy(experiment, experiment.reference or "")
+    return [
+        _comparison(experiment, method, name, value, source.get(name, np.nan))
+        for name, value in _domain_accuracy(experiment, method).items()
+    ]
+
+
+def _domain_accuracy(experiment: Experiment, method: str) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for row in experiment.rows_of(method):
+        inside = row.get("by_domain") or {}
+        entries = {row["stream"]: row.get("accuracy")} if len(inside) < 2 else inside
+        for name, value in entries.items():
+            if value is not None:
+                found.setdefault(name, []).append(value)
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def _comparison(experiment: Experiment, method: str, name: str, own: float, source: float) -> dict[str, Any]:
+    """Return an accuracy beside the source model's; without one for the source model itself."""
+    compared = method != experiment.reference and not np.isnan(source)
+    before, gain = (shown(source), shown(own - source)) if compared else (None, None)
+    return {"name": name, "after": shown(own), "before": before, "gain": gain}

@@ -1,0 +1,108 @@
+"""The page: one HTML file that loads nothing from elsewhere. The template escapes everything that comes from data."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Any
+
+import dpl
+from dpl.core.extras import optional
+from dpl.report.chart_data import chart_data, line_styles
+from dpl.report.runs import Experiment, Run
+from dpl.report.samples import MOST_PICTURES, choose_samples
+from dpl.report.summary import AccuracyTable, accuracy_table, costs, findings, headline, shown, signed, skipped_updates
+
+__all__ = ["render"]
+
+
+def render(runs: Sequence[Run], title: str) -> str:
+    """Return the whole page."""
+    script = _asset("charts.js") + _asset("page.js")
+    count = sum(len(run.experiments) for run in runs)
+    room = max(40, MOST_PICTURES // max(count, 1))
+    page: str = _template().render(
+        title=title,
+        runs=[(run, [_view(experiment, room) for experiment in run.experiments]) for run in runs],
+        policy=_policy(script),
+        style=_asset("page.css"),
+        script=script,
+        version=dpl.__version__,
+        time=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+    return page
+
+
+def _asset(name: str) -> str:
+    return files("dpl.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    """Return the page's content security policy: it may run its own script and load nothing."""
+    checksum = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{checksum}'"
+
+
+def _template() -> Any:
+    jinja2 = optional("jinja2", "bench")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.filters |= {"shown": shown, "figure": lambda value: f"{shown(value):.1f}", "signed": signed}
+    environment.filters["number"] = _number
+    return environment.from_string(_asset("page.html.j2"))
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def _view(experiment: Experiment, room: int) -> dict[str, Any]:
+    """Return what the template shows of an experiment."""
+    table = accuracy_table(experiment) if experiment.labelled else None
+    samples = choose_samples(experiment, room)
+    pictures = {"pictures": samples.pictures, "names": samples.names, "shown": samples.shown}
+    chosen = _compared_first(experiment, table)
+    return {
+        "experiment": experiment,
+        "table": table,
+        "headline": headline(experiment, table),
+        "notes": [note for note in experiment.notes if table is None or note not in table.notes],
+        "chosen": chosen,
+        "styles": line_styles(experiment),
+        "drawn": _drawn_first(experiment, table, chosen),
+        "samples": samples,
+        "costs": costs(experiment),
+        "findings": _by_method_and_stream(experiment),
+        "skipped": skipped_updates(experiment),
+        "data": chart_data(experiment) | {"samples": pictures},
+    }
+
+
+def _compared_first(experiment: Experiment, table: AccuracyTable | None) -> str:
+    """Return the method that is compared with the source model at first: DPL, or else the best."""
+    others = [method for method in experiment.methods if method != experiment.reference]
+    familiar = (method for method in ("dpl", "dpl_dagger") if method in others)
+    return next(familiar, max(others, key=lambda method: _score(table, method), default=experiment.methods[0]))
+
+
+def _drawn_first(experiment: Experiment, table: AccuracyTable | None, chosen: str) -> list[str]:
+    """Return the methods whose lines are drawn at first: few enough to tell apart."""
+    ranked = sorted(experiment.methods, key=lambda method: -_score(table, method))
+    wanted = dict.fromkeys([experiment.reference, chosen, "dpl", "dpl_dagger", "pl", "tent", *ranked])
+    return [method for method in wanted if method in experiment.methods][:7]
+
+
+def _score(table: AccuracyTable | None, method: str) -> float:
+    score = None if table is None else table.score(method)
+    return -1.0 if score is None else score
+
+
+def _by_method_and_stream(experiment: Experiment) -> dict[str, dict[str, list[Any]]]:
+    """Return the signs of trouble of the methods that show any."""
+    found: dict[str, dict[str, list[Any]]] = {}
+    for finding in findings(experiment):
+        found.setdefault(finding.method, {}).setdefault(finding.stream, []).append(finding)
+    return found
