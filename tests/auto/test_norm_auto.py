@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import dpl
-from dpl.methods.parts.blend_evidence import SHARES, BlendEvidence
-from dpl.methods.parts.stream_order import StreamOrder
-from dpl.methods.parts.stream_signals import StreamSignals
+from dpl.methods.parts.norm_choice import SHARES, BlendStatistics
+from dpl.methods.parts.stream_statistics import ClassOrderStatistics, ImageShiftDetector
 from nets import images, network
 
 CLASSES, WIDTH = 4, 16
@@ -63,7 +62,7 @@ def stream(size: int, count: int, shift: bool, labels: Tensor | None = None) -> 
     return [(shifted(draw(y, i)) if shift else draw(y, i), y) for i, y in enumerate(parts)]
 
 
-def test_a_shift_is_undone_and_home_is_left_alone(source: nn.Module) -> None:
+def test_a_shift_is_undone_and_source_domain_data_are_left_alone(source: nn.Module) -> None:
     still, auto = (dpl.adapt(source, "norm", norm=norm, layout="as_is") for norm in (0.0, "auto"))
     batches = stream(32, 10, shift=True)
     assert accuracy(still, batches) < 0.6
@@ -76,14 +75,14 @@ def test_a_shift_is_undone_and_home_is_left_alone(source: nn.Module) -> None:
 
 @pytest.mark.parametrize("size", [4, 8, 32])
 @pytest.mark.parametrize("order", ["sorted", "one class"])
-def test_batches_of_one_class_do_not_fool_it(source: nn.Module, size: int, order: str) -> None:
+def test_batches_of_one_class_keep_the_source_statistics(source: nn.Module, size: int, order: str) -> None:
     labels = torch.arange(CLASSES).repeat_interleave(96) if order == "sorted" else torch.zeros(256, dtype=torch.long)
     auto = dpl.adapt(source, "norm", norm="auto")
     assert accuracy(auto, stream(size, 0, shift=False, labels=labels)) > 0.95
     assert auto.last["norm"] == 0.0
 
 
-def test_small_batches_of_a_mixed_stream_do_not_fool_it(source: nn.Module) -> None:
+def test_small_batches_of_a_mixed_stream_keep_the_source_statistics(source: nn.Module) -> None:
     auto = dpl.adapt(source, "norm", norm="auto")
     assert accuracy(auto, stream(4, 60, shift=False)) > 0.95
     assert auto.last["norm"] == 0.0
@@ -99,7 +98,7 @@ def test_it_follows_a_change(source: nn.Module) -> None:
     assert auto.last["norm"] == 0.0
 
 
-def test_the_automatic_choice_teaches_nothing_to_a_source_at_home(source: nn.Module) -> None:
+def test_the_automatic_choice_trains_nothing_on_source_domain_data(source: nn.Module) -> None:
     auto = dpl.adapt(source)
     accuracy(auto, stream(32, 8, shift=False))
     assert (auto.last["phase"], auto.last["method"], auto.last["updated"]) == ("hold", "source", False)
@@ -134,28 +133,28 @@ def test_without_batch_norm_it_does_nothing() -> None:
     assert "norm" not in auto.last
 
 
-def test_information_needs_the_stream_not_the_batch() -> None:
+def test_information_is_that_of_the_stream_not_of_the_batch() -> None:
     """One-class batches of one candidate have no information each, but all of it together."""
-    evidence, sure = BlendEvidence(), 20 * torch.eye(CLASSES)
+    statistics, sure = BlendStatistics(), 20 * torch.eye(CLASSES)
     for label in range(CLASSES):
         right = sure[label].expand(8, CLASSES)
-        evidence.add(torch.stack([right, *[torch.zeros(8, CLASSES)] * (len(SHARES) - 1)]))
-    verdict = evidence.judge(mixed=True, early=False)
-    assert verdict.information[0] == pytest.approx(torch.tensor(float(CLASSES)).log().item(), abs=0.1)
-    assert verdict.chosen == 0
+        statistics.add(torch.stack([right, *[torch.zeros(8, CLASSES)] * (len(SHARES) - 1)]))
+    choice = statistics.choose(mixed=True, early=False)
+    assert choice.information[0] == pytest.approx(torch.tensor(float(CLASSES)).log().item(), abs=0.1)
+    assert choice.chosen == 0
 
 
-def test_order_tells_sorted_from_mixed() -> None:
+def test_class_order_tells_sorted_from_mixed() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(CLASSES).repeat_interleave(64)
     for order, expected in ((torch.arange(256), False), (torch.randperm(256, generator=generator), True)):
-        seen = StreamOrder()
+        seen = ClassOrderStatistics()
         for part in labels[order].split(16):
             seen.add(3 * torch.eye(CLASSES)[part] + torch.randn(16, CLASSES, generator=generator))
-        assert seen.mixed(young=True) is expected
+        assert seen.is_mixed(early=True) is expected
 
 
-def test_signals_tell_a_change_from_chance() -> None:
-    signals = StreamSignals()
-    assert not any(signals.changed(images(16, seed=i)) for i in range(40))
-    assert any(signals.changed(0.3 * images(16, seed=i)) for i in range(40, 48))
+def test_the_shift_detector_tells_a_change_from_chance() -> None:
+    detector = ImageShiftDetector()
+    assert not any(detector.detect(images(16, seed=i)) for i in range(40))
+    assert any(detector.detect(0.3 * images(16, seed=i)) for i in range(40, 48))

@@ -1,4 +1,4 @@
-"""A candidate that learns: a method on the shared network, whose weights are set aside while another one uses it."""
+"""A candidate method on the shared network; its weights are saved while another candidate uses the network."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,21 +17,21 @@ from dpl.methods.base import GradientMethod
 from dpl.methods.registry import get_method
 from dpl.network import Network
 
-__all__ = ["CANDIDATES", "Learner"]
+__all__ = ["CANDIDATES", "TrialMethod"]
 
-# What may be tried on a stream worth learning from: the paper's two ways, with information maximisation beside the
-# prototypes (a balance of classes that keeps few confident samples from tilting the rest).
+# The paper's two scopes, with information maximisation beside the prototypes: it balances the classes, so that a few
+# confident samples do not bias the rest.
 CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "all": ("shot_im+dpl", {"scope": "all", "lr": 5e-5}),
     "affine": ("shot_im+dpl", {"scope": "affine", "lr": 1e-3}),
 }
 
 
-class Learner(Stateful):
-    """One candidate: its method, what it has learnt so far, and how it did on batches before it had seen them."""
+class TrialMethod(Stateful):
+    """One candidate: its method, its weights, and its results on batches before it adapted to them."""
 
     rows: int
-    regret: int  # millionths of estimated answers lost against the model that does not learn; below 0: won
+    regret: int  # millionths of estimated predictions lost against the unadapted model; below 0: won
 
     def __init__(self, network: Network, name: str) -> None:
         super().__init__()
@@ -41,63 +41,63 @@ class Learner(Stateful):
         self.method: GradientMethod[Any] = kind(
             network, make_settings(kind.settings_class, repr(self.method_name), self.values)
         )
-        self.comparison, self.kept = SourceComparison(GuardSettings()), SavedState()
+        self.comparison, self.saved_weights = SourceComparison(GuardSettings()), SavedState()
         self.declare(rows=0, regret=0)
         self._fresh = self.method.state()
-        for part in ("method", "comparison", "kept"):
+        for part in ("method", "comparison", "saved_weights"):
             self.declare_part(part, getattr(self, part))
 
     @property
     def parameters(self) -> dict[str, Parameter]:
-        """What it trains, by name."""
+        """The parameters that it trains, by name."""
         return self.method.trainable
 
     def restart(self, confidence: float) -> None:
-        """Forget everything, and learn from answers above this confidence."""
+        """Start over, with this confidence threshold."""
         self.method.restore(self._fresh)
         self.method.optimizer.restore({})
         self.comparison.restart()
-        self.kept.clear()
+        self.saved_weights.clear()
         self.rows = self.regret = 0
         self.set_confidence(confidence)
 
     def set_confidence(self, confidence: float) -> None:
-        """Learn prototypes from answers above this confidence."""
+        """Set the confidence threshold of the DPL term."""
         term: Any = self.method.terms[-1]
         term.settings = replace(term.settings, confidence=confidence)
 
     @torch.no_grad()
-    def enter(self) -> None:
-        """Put its weights into the network (which holds the source's) and let gradients reach them."""
-        self.allow(True)
-        kept = self.kept.state()
+    def load(self) -> None:
+        """Copy its weights into the network, which holds the source weights, and make them trainable."""
+        self.set_trainable(True)
+        saved = self.saved_weights.state()
         for name, parameter in self.parameters.items():
-            if name in kept:
-                parameter.copy_(kept[name])
+            if name in saved:
+                parameter.copy_(saved[name])
 
-    def leave(self) -> None:
-        """Set its weights aside."""
-        self.kept.save({name: parameter.detach().clone() for name, parameter in self.parameters.items()})
-        self.allow(False)
+    def unload(self) -> None:
+        """Save its weights; the caller restores the source weights."""
+        self.saved_weights.save({name: parameter.detach().clone() for name, parameter in self.parameters.items()})
+        self.set_trainable(False)
 
-    def allow(self, learning: bool) -> None:
-        """Let gradients reach what it trains, or not."""
+    def set_trainable(self, trainable: bool) -> None:
+        """Switch the gradients of its parameters on or off."""
         for parameter in self.parameters.values():
-            parameter.requires_grad_(learning)
+            parameter.requires_grad_(trainable)
 
-    def judge(self, still: Tensor, logits: Tensor) -> ComparisonResult:
-        """Compare its answers to a batch it has not learnt from with those of the model that does not learn."""
-        signals = self.comparison.compare(still, logits)
+    def compare(self, unadapted: Tensor, logits: Tensor) -> ComparisonResult:
+        """Compare its logits from before the update with those of the unadapted model."""
+        signals = self.comparison.compare(unadapted, logits)
         self.rows += len(logits)
         self.regret += round(1e6 * signals.regret * len(logits))
         return signals
 
     @property
     def mean_regret(self) -> float:
-        """Estimated share of answers lost in the trial."""
+        """Estimated share of predictions lost in the trial."""
         return 1e-6 * self.regret / max(self.rows, 1)
 
     def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
-        """Take the first state along."""
+        """Move the first state, too."""
         super().move(transfer)
         self._fresh = {k: transfer(v) if v.is_floating_point() else v for k, v in self._fresh.items()}

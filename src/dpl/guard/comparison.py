@@ -39,6 +39,7 @@ from torch import Tensor
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
 from dpl.guard.settings import GuardSettings
+from dpl.objectives import entropy_of_probabilities
 
 __all__ = ["ComparisonResult", "SourceComparison"]
 
@@ -341,8 +342,7 @@ def explained_variance(logits: Tensor, classes: Tensor) -> list[float]:
 
 def entropies(counts: Tensor) -> list[float]:
     """Return the entropy of each row of counts by class, in nats."""
-    shares = counts / counts.sum(dim=1, keepdim=True)
-    found: list[float] = (-(shares * (shares + _EPS).log()).sum(dim=1)).tolist()
+    found: list[float] = entropy_of_probabilities(counts / counts.sum(dim=1, keepdim=True), _EPS).tolist()
     return found
 
 

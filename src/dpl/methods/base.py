@@ -93,7 +93,7 @@ class Method(Stateful, Generic[S]):
         """Choose what is chosen from the stream (norm="auto"), then predict the batch and adapt to it."""
         if self.norm_choice is None:
             return self.step(images)
-        self.norm_choice.prepare(images)
+        self.norm_choice.look(images)
         logits = self.step(images)
         self.facts["norm"] = self.norm_choice.share
         return logits
