@@ -38,12 +38,16 @@ def test_empty_images_do_no_lasting_harm(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tent", "norm", "dpl"])
 def test_extreme_images_in_every_batch_do_not_reach_the_model(name: str) -> None:
-    stream = iid("noise", 32 * 12)
-    attacked = poisoned(stream, 0.05, extreme)
+    attacked = poisoned(iid("noise", 32 * 12), 0.05, extreme)
+    assert run(adapted(name), attacked).accuracy >= source_score(attacked).accuracy - 2
+
+
+@pytest.mark.parametrize("name", ["tent", "norm"])
+def test_without_the_guard_extreme_images_in_every_batch_do_harm(name: str) -> None:
+    """The attack is real: the test above can see the defence."""
+    attacked = poisoned(iid("noise", 32 * 12), 0.05, extreme)
     guarded, plain = run(adapted(name), attacked), run(adapted(name, guard=False), attacked)
-    assert guarded.accuracy >= source_score(attacked).accuracy - 2
-    if name in ("tent", "norm"):
-        assert plain.accuracy < guarded.accuracy - 5, "the attack does nothing: the test cannot see the defence"
+    assert plain.accuracy < guarded.accuracy - 5
 
 
 def test_an_attack_within_the_range_costs_little_and_is_overcome() -> None:
