@@ -15,7 +15,7 @@ from speed.networks import tell_apart
 from torch import Tensor, nn
 
 import dpl
-from dpl.backbones.cifar_resnet import CifarResNet
+from dpl.backbones.cifar import CifarResNet
 from dpl.core.allocator import keep_freed_memory
 from dpl.runs.costs import forget_peak, peak_memory
 

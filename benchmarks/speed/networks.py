@@ -72,6 +72,6 @@ def confident(net: nn.Module, images: Tensor, share: float) -> float:
 
 
 def _cifar() -> nn.Module:
-    from dpl.backbones.cifar_resnet import CifarResNet
+    from dpl.backbones.cifar import CifarResNet
 
     return CifarResNet(20, CLASSES)

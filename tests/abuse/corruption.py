@@ -87,14 +87,14 @@ def as_distributed_checkpoint(folder: Path, proof: Path) -> Any:
 
 
 def as_checkpoint(folder: Path, proof: Path) -> Any:
-    from dpl.backbones.checkpoint import read_checkpoint
+    from dpl.backbones.weights import read_checkpoint
 
     (folder / "weights.pth").write_bytes(bait(proof))
     return read_checkpoint(folder / "weights.pth")
 
 
 def as_checkpoint_of_torch(folder: Path, proof: Path) -> Any:
-    from dpl.backbones.checkpoint import read_checkpoint
+    from dpl.backbones.weights import read_checkpoint
 
     torch.save({"state_dict": _Bait(proof)}, folder / "weights.pth")
     return read_checkpoint(folder / "weights.pth")

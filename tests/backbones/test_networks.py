@@ -61,8 +61,7 @@ def test_published_sizes():
 
 
 def test_depths_that_do_not_exist_are_refused():
-    from dpl.backbones.cifar_resnet import CifarResNet
-    from dpl.backbones.wide_resnet import WideResNet
+    from dpl.backbones.cifar import CifarResNet, WideResNet
 
     with pytest.raises(SettingError, match="depth=21"):
         CifarResNet(21, 10)
@@ -71,7 +70,7 @@ def test_depths_that_do_not_exist_are_refused():
 
 
 def test_option_a_shortcut_keeps_every_second_pixel_between_zero_channels():
-    from dpl.backbones.cifar_resnet import CifarResNet
+    from dpl.backbones.cifar import CifarResNet
 
     block = CifarResNet(20, 10).layer2[0]
     nn.init.zeros_(block.bn2.weight)  # leaves the shortcut alone

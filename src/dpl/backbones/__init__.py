@@ -1,8 +1,11 @@
-"""Networks by name, with their normalisation inside, and weights from files that cannot run code."""
+"""Networks by name, with their normalisation as first layer, and weights from files that cannot run code.
+
+Nothing here trains or adapts a network.
+"""
 
 from dpl.backbones.normalise import Normalized
-from dpl.backbones.records import OWN, Network
+from dpl.backbones.records import OWN, NetworkRecord
 from dpl.backbones.weights import LoadReport, load_weights
 from dpl.backbones.zoo import available, create
 
-__all__ = ["OWN", "LoadReport", "Network", "Normalized", "available", "create", "load_weights"]
+__all__ = ["OWN", "LoadReport", "NetworkRecord", "Normalized", "available", "create", "load_weights"]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpl.backbones.layers import conv3x3
+from dpl.backbones.cifar import conv3x3
 
 __all__ = ["DebugCNN", "DebugMixer", "DebugViT", "group_norm"]
 

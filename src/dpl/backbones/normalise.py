@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from dpl.core.errors import SettingError
 
-__all__ = ["PRESETS", "Normalise", "Normalized", "with_normalisation"]
+__all__ = ["PRESETS", "Normalise", "Normalized", "bare", "with_normalisation"]
 
 Normalise = str | Sequence[Sequence[float]]
-"""A preset's name, "none", or a pair (mean, std) of one number for each channel."""
+"""The name of a preset, "none", or a pair (mean, std) with one value per channel."""
 
 PRESETS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -20,7 +20,7 @@ PRESETS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 class Normalized(nn.Module):
-    """`network` behind the fixed map (images - mean) / std; the statistics are no part of the state dict."""
+    """`network` behind the fixed map (images - mean) / std; the state dict does not contain the statistics."""
 
     mean: Tensor
     std: Tensor
@@ -37,15 +37,20 @@ class Normalized(nn.Module):
         return logits
 
 
+def bare(network: nn.Module) -> nn.Module:
+    """Return the network inside `Normalized`, or the network itself."""
+    return network.network if isinstance(network, Normalized) else network
+
+
 def with_normalisation(network: nn.Module, normalise: Normalise) -> nn.Module:
-    """Return `network` behind its normalisation layer, or itself when `normalise` is "none"."""
+    """Return `network` behind its normalisation layer, or itself if `normalise` is "none"."""
     if normalise == "none":
         return network
     if isinstance(normalise, str):
         if normalise not in PRESETS:
             raise SettingError(
                 f"normalise={normalise!r} is unknown; expected one of {', '.join(sorted(PRESETS))}, none, "
-                "or a pair (mean, std) of one number for each channel."
+                "or a pair (mean, std) with one value per channel."
             )
         mean, std = PRESETS[normalise]
     else:
@@ -57,7 +62,7 @@ def _checked(pair: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[
     try:
         mean, std = (tuple(float(value) for value in values) for values in pair)
     except (TypeError, ValueError) as error:
-        raise SettingError(f"normalise={pair!r} is no pair (mean, std) of one number for each channel.") from error
+        raise SettingError(f"normalise={pair!r}: expected (mean, std), one value per channel.") from error
     finite = all(math.isfinite(value) for value in (*mean, *std))
     if len(mean) != len(std) or not mean or not finite or min(std) <= 0:
         raise SettingError(

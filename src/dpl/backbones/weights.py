@@ -1,17 +1,27 @@
-"""Weights from a file into a network: everything is checked before the first tensor is copied."""
+"""Weights from a file into a network. Files cannot run code, and everything is checked before a tensor is copied.
 
+The format is detected from the file's first bytes. A misnamed file still loads, and a web page saved under the name of
+a checkpoint is reported as such.
+"""
+
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dpl.backbones.checkpoint import Checkpoint, read_checkpoint
-from dpl.backbones.normalise import Normalized
+from dpl.backbones.normalise import bare
 from dpl.core.errors import DataError
 
-__all__ = ["LoadReport", "load_weights"]
+__all__ = ["Checkpoint", "LoadReport", "load_weights", "read_checkpoint"]
 
+_ACCEPTED = "accepted are .safetensors, and .pth, .pt, .th, .tar or .bin files of torch.save that hold tensors only"
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")
+_LARGEST_HEADER = 100_000_000  # the safetensors format's own limit
 _PREFIXES = ("module.", "model.", "network.")
 # PyTorch spells weight norm in two ways, by hooks and by parametrizations; a file may have the other one.
 _HOOKS = (".weight_g", ".weight_v")
@@ -20,9 +30,16 @@ _WEIGHT_NORM = (*zip(_HOOKS, _PARAMETRIZATIONS, strict=True), *zip(_PARAMETRIZAT
 _Tensors = Mapping[str, Tensor]
 
 
+class Checkpoint(NamedTuple):
+    """The named tensors of a file, and whether their order is that of the network which was saved."""
+
+    tensors: dict[str, Tensor]
+    ordered: bool
+
+
 @dataclass(frozen=True)
 class LoadReport:
-    """What `load_weights` did: how many tensors it copied, and the names that found no partner."""
+    """Result of `load_weights`: the number of tensors copied, and the names without a counterpart."""
 
     loaded: int
     missing: tuple[str, ...]
@@ -36,13 +53,12 @@ class LoadReport:
 def load_weights(network: nn.Module, path: str | Path, *, strict: bool = True, by_position: bool = False) -> LoadReport:
     """Load the tensors of a checkpoint file into `network`.
 
-    Names are matched after the prefixes that wrappers leave (`module.`, `model.`, `network.`) are taken off. With
-    `strict` every tensor of the network must be in the file, in its shape, and nothing else; otherwise what fits
-    is loaded and the report names the rest, as when only the body of a network with another head is wanted.
-    `by_position` ignores the names: the n-th tensor of the file goes to the n-th of the network, if all shapes
-    and kinds (weight, bias, running_mean ...) agree.
+    Names are matched without the prefixes of wrappers (`module.`, `model.`, `network.`). With `strict`, the file must
+    contain every tensor of the network in its shape, and no other. Otherwise the fitting tensors are loaded and the
+    report names the rest, such as a head for other classes. `by_position` ignores the names: the n-th tensor of the
+    file is loaded into the n-th of the network, if all shapes and kinds (weight, bias, running_mean ...) agree.
     """
-    target = network.network if isinstance(network, Normalized) else network
+    target = bare(network)
     expected = {name: value for name, value in target.state_dict().items() if isinstance(value, Tensor)}
     file = read_checkpoint(path)
     found = _by_position(file, expected, path) if by_position else _by_name(file.tensors, expected, path)
@@ -65,14 +81,13 @@ def _by_name(tensors: _Tensors, expected: _Tensors, path: str | Path) -> dict[st
 
 
 def _translate(name: str, expected: _Tensors) -> str:
-    bare = name
-    while bare not in expected and bare.startswith(_PREFIXES):
-        bare = bare.partition(".")[2]
+    while name not in expected and name.startswith(_PREFIXES):
+        name = name.partition(".")[2]
     for ending, other in _WEIGHT_NORM:
-        renamed = bare.removesuffix(ending) + other
-        if bare.endswith(ending) and renamed in expected:
+        renamed = name.removesuffix(ending) + other
+        if name.endswith(ending) and renamed in expected:
             return renamed
-    return bare
+    return name
 
 
 def _by_position(file: Checkpoint, expected: _Tensors, path: str | Path) -> dict[str, Tensor]:
@@ -95,7 +110,7 @@ def _agree_in_order(tensors: _Tensors, expected: _Tensors) -> bool:
 
 
 def _compare(found: _Tensors, expected: _Tensors, loaded: int) -> LoadReport:
-    # Files older than BatchNorm's step counter lack it; nothing but cumulative averaging ever reads it.
+    # Old files lack BatchNorm's step counter; only cumulative averaging reads it.
     missing = [n for n in expected if n not in found and not n.endswith("num_batches_tracked")]
     mismatched = [n for n in found if n in expected and found[n].shape != expected[n].shape]
     unexpected = [n for n in found if n not in expected]
@@ -139,3 +154,83 @@ def _finite(tensors: _Tensors, expected: _Tensors, path: str | Path) -> dict[str
         if not tensor.isfinite().all():
             raise DataError(f"{path}: {name} holds non-finite values; the training that made the file diverged.")
     return cast
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Return the tensors of a weight file; raise DataError, naming the file, for anything else."""
+    path = Path(path)
+    head = _first_bytes(path)
+    if _is_safetensors(head):
+        checkpoint = Checkpoint(_read_safetensors(path), ordered=False)
+    elif head.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive, or a pickle as torch.save once wrote
+        checkpoint = Checkpoint(_unwrap(_read_torch(path), path), ordered=True)
+    else:
+        raise DataError(f"{path} is {_describe(head)}; {_ACCEPTED}.")
+    _check_plain(checkpoint.tensors, path)
+    return checkpoint
+
+
+def _first_bytes(path: Path) -> bytes:
+    if not path.is_file():
+        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise DataError(f"weights: {path} {kind}; give the path of a checkpoint ({_ACCEPTED}).")
+    with path.open("rb") as file:
+        return file.read(512)
+
+
+def _is_safetensors(head: bytes) -> bool:
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LARGEST_HEADER
+
+
+def _describe(head: bytes) -> str:
+    if not head:
+        return "empty: the download failed"
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        return "a web page, not a checkpoint: the download failed (open it in a browser to see why)"
+    if head.startswith(b"version https://git-lfs"):
+        return "a git-lfs pointer, not the file itself: run `git lfs pull` where it came from"
+    return "no checkpoint, or damaged in its first bytes"
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except Exception as error:  # as below
+        raise DataError(f"{path} is truncated, damaged or no checkpoint ({error}); fetch it again.") from error
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # untrusted bytes make the reader fail in many ways; all mean the same
+        raise DataError(f"{path} {_why_refused(error)}") from error
+
+
+def _why_refused(error: Exception) -> str:
+    message = str(error)
+    if type(error).__name__ != "UnpicklingError" and "weights_only" not in message:
+        detail = message.splitlines()[0] if message else "it ends early"
+        return f"is truncated, damaged or no checkpoint ({detail}); fetch it again."
+    culprit = re.search(r"GLOBAL ([\w.]+)", message)
+    return (
+        f"holds more than tensors{f' ({culprit[1]})' if culprit else ''}, and files are never allowed to run code; "
+        f"{_ACCEPTED}. If you trust it, load it once elsewhere and save its state dict alone."
+    )
+
+
+def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the state dict, without what training scripts save around it: epoch, optimizer, arguments."""
+    if isinstance(content, Mapping):
+        for key in _WRAPPERS:
+            if isinstance(content.get(key), Mapping):
+                return _unwrap(content[key], path)
+        tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+        if tensors:
+            return tensors
+    raise DataError(f"{path} holds no state dict; expected tensors by name, alone or under {', '.join(_WRAPPERS)}.")
+
+
+def _check_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise DataError(f"{path}: {name} is sparse, quantized or without values; expected plain tensors.")

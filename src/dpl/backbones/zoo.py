@@ -1,6 +1,5 @@
-"""Networks by name: our own, timm's under their plain names, torchvision's under `torchvision/<name>`."""
+"""Networks by name: the built-in ones, those of timm, and `torchvision/<name>`."""
 
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from torch import nn
 from dpl.backbones.normalise import Normalise, with_normalisation
 from dpl.backbones.records import OWN
 from dpl.backbones.weights import load_weights
-from dpl.core.errors import MissingExtraError, SettingError
+from dpl.core.errors import MissingExtraError, SettingError, did_you_mean
 from dpl.core.extras import optional
 
 __all__ = ["available", "create"]
@@ -28,13 +27,13 @@ def create(
 ) -> nn.Module:
     """Return the network called `name`, in evaluation mode, for images in [0, 1].
 
-    The normalisation is the network's first layer: `imagenet`, `cifar`, a pair (mean, std), `none`, or by default
-    what the network was trained with. `weights` is a checkpoint file, loaded strictly by name (see
-    `load_weights`); `pretrained=True` lets timm or torchvision fetch their own weights instead. Without either,
-    the network starts at random. `num_classes` is by default that of the published weights.
+    The normalisation is the network's first layer: `imagenet`, `cifar`, a pair (mean, std) or `none`; by default the
+    one it was trained with. `weights` is a checkpoint file, loaded strictly by name (see `load_weights`);
+    `pretrained=True` lets timm or torchvision download their weights instead. Without either, the weights are random.
+    `num_classes` defaults to that of the published weights.
     """
     if num_classes is not None and num_classes < 1:
-        raise SettingError(f"num_classes={num_classes} is no number of classes; expected 1 or more.")
+        raise SettingError(f"num_classes={num_classes}: expected 1 or more.")
     if pretrained and weights is not None:
         raise SettingError("pretrained=True and weights= exclude each other; give one of them.")
     network, default = _build(name, num_classes, pretrained)
@@ -45,16 +44,16 @@ def create(
 
 
 def available(pattern: str = "*") -> list[str]:
-    """Return the names that `create` takes and `pattern` (as `resnet*`) matches: our own first, then others'.
+    """Return the names for `create` that match `pattern`, such as `resnet*`: the built-in networks first.
 
-    timm's and torchvision's are among them where those packages are installed.
+    Names of timm and torchvision are included if those packages are installed.
     """
     names = [*OWN, *_listed(_timm_names), *_listed(_torchvision_names)]
     return [name for name in names if fnmatchcase(name, pattern)]
 
 
 def _build(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Module, Normalise]:
-    """Return the bare network and its own normalisation."""
+    """Return the network without normalisation, and its default normalisation."""
     if name in OWN:
         return _build_own(name, num_classes, pretrained)
     if name.startswith(_TORCHVISION):
@@ -65,8 +64,8 @@ def _build(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Mod
 def _build_own(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Module, Normalise]:
     record = OWN[name]
     if pretrained:
-        source = record.checkpoints or "nowhere: it has no published weights"
-        raise SettingError(f"pretrained=True: {name} is never downloaded; pass weights=<file> (from {source}).")
+        origin = record.checkpoints or "your own training: no weights are published"
+        raise SettingError(f"pretrained=True: {name} is never downloaded; pass weights=<file> (from {origin}).")
     return record.build(num_classes or record.classes), record.normalise
 
 
@@ -112,6 +111,5 @@ def _listed(source: Any) -> list[str]:
 
 
 def _unknown(name: str) -> SettingError:
-    near = get_close_matches(name, available(), n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Our own: {', '.join(OWN)}."
-    return SettingError(f"network {name!r} is unknown. {hint} dpl.backbones.available() lists all.")
+    near = did_you_mean(name, available(), otherwise=f"Built in: {', '.join(OWN)}.")
+    return SettingError(f"network {name!r} is unknown. {near} dpl.backbones.available() lists all.")

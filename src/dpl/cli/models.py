@@ -99,7 +99,7 @@ def source_network(
 def _head_size(name: str, weights: Path) -> int | None:
     """Return the number of classes that a weight file was trained for; None leaves it to the network's default."""
     from dpl.backbones import create
-    from dpl.backbones.checkpoint import read_checkpoint
+    from dpl.backbones.weights import read_checkpoint
     from dpl.network.split import find_classifier
 
     head = find_classifier(create(name)).removeprefix("network.")

@@ -1,4 +1,4 @@
-"""The few exception types of the library; each message names the argument, what came and what to do."""
+"""The exception types of the library; each message names the argument, its value and what to do."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -17,7 +17,7 @@ __all__ = [
 
 
 class DplError(Exception):
-    """Root of everything the library raises on purpose."""
+    """Base of all errors that the library raises."""
 
 
 class SettingError(DplError, ValueError):
@@ -29,7 +29,7 @@ class InputError(DplError, ValueError):
 
 
 class ModelError(DplError, ValueError):
-    """A network in which something that the method needs cannot be found."""
+    """A network without a part that the method needs."""
 
 
 class DataError(DplError, ValueError):
@@ -44,12 +44,14 @@ class SnapshotError(DplError):
     """A snapshot that does not fit the model or the method it is loaded into."""
 
 
-class SnapshotCorrupt(SnapshotError):  # noqa: N818 - the state of a file, not of the program
+class SnapshotCorrupt(SnapshotError):  # noqa: N818 - describes a file, not the program
     """A snapshot whose bytes are not those that were written."""
 
 
-def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """Return a sentence naming the nearest valid choice, or all of them when none is near."""
+def did_you_mean(name: str, valid: Iterable[str], otherwise: str | None = None) -> str:
+    """Return a sentence with the nearest valid choice; if none is near, `otherwise` or a list of all choices."""
     choices = sorted(valid)
     near = get_close_matches(name, choices, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]!r}?" if near else f"Valid: {', '.join(choices)}."
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    return otherwise or f"Valid: {', '.join(choices)}."
