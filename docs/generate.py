@@ -1,8 +1,8 @@
-"""Make the pages of docs/methods from each method's docstring and record: python docs/generate.py [--check].
+"""Generate the reference and data pages of the documentation: python docs/generate.py [--check].
 
 The pages are committed, so that they can be read without building anything. `--check` writes nothing and fails if one
-of them is out of date. Parity figures and measured rows are taken from the tables in docs/methods.md and
-docs/results/all_methods.md, which stay the one place where they are recorded.
+of them is out of date. Sources: settings, docstrings and parsers of the package, the OpenAPI document of the server,
+and the measured figures in docs/results/data.
 """
 
 import argparse
@@ -10,44 +10,52 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tools lie beside this file, not in the package
-from tools.method_page import index_table, method_page
-from tools.records import between, parity, results
+from tools.cli_page import cli_page
+from tools.guard_page import guard_page
+from tools.http_page import http_page
+from tools.method_page import method_page, methods_page
+from tools.records import read_all_methods, read_parity
+from tools.results_pages import parity_page, speed_page
+from tools.settings_page import settings_page
 
 from dpl.methods import get_method, list_methods
 
 DOCS = Path(__file__).parent
-BEGIN, END = "<!-- made by docs/generate.py -->", "<!-- end of what docs/generate.py made -->"
 
 
-def pages(docs: Path) -> dict[Path, str]:
-    """Return every generated page with its text, without writing anything."""
-    overview = docs / "methods.md"
-    text = overview.read_text()
-    traces = parity(text)
-    measured = results((docs / "results" / "all_methods.md").read_text())
+def pages() -> dict[str, str]:
+    """Return every generated page, by its path below docs, with its text."""
+    data = DOCS / "results" / "data"
+    runs = read_parity(data / "parity.json")
+    measured = read_all_methods(DOCS / "results" / "all_methods.md")
     kinds = [get_method(name) for name in list_methods()]
-    made = {docs / "methods" / f"{kind.info.name}.md": method_page(kind, traces, measured) for kind in kinds}
-    before, after = between(text, BEGIN, END)
-    return made | {overview: f"{before}{BEGIN}\n\n{index_table(kinds)}\n{END}{after}"}
+    methods = {f"methods/{kind.info.name}.md": method_page(kind, runs, measured) for kind in kinds}
+    return methods | {
+        "methods.md": methods_page(kinds),
+        "reference/cli.md": cli_page(),
+        "reference/guard.md": guard_page(),
+        "reference/http.md": http_page(),
+        "reference/settings.md": settings_page(),
+        "results/parity.md": parity_page(data / "parity.json"),
+        "results/speed.md": speed_page(data / "speed.json", data / "late_start.json"),
+    }
 
 
-def out_of_date(docs: Path) -> list[str]:
-    """Name every page that is missing, differs from what would be made, or belongs to no method any more."""
-    made = pages(docs)
-    changed = [path for path, text in made.items() if not path.is_file() or path.read_text() != text]
-    orphans = sorted(set((docs / "methods").glob("*.md")) - set(made))
-    return [str(path.relative_to(docs)) for path in changed + orphans]
+def out_of_date(docs: Path, made: dict[str, str]) -> list[str]:
+    """Name every page that is missing, differs from what was made, or belongs to no method any more."""
+    changed = [name for name, text in made.items() if not (docs / name).is_file() or (docs / name).read_text() != text]
+    present = {path.relative_to(docs).as_posix() for path in (docs / "methods").glob("*.md")}
+    return changed + sorted(present - made.keys())
 
 
-def write(docs: Path) -> int:
+def write(docs: Path, made: dict[str, str]) -> int:
     """Write what has changed, remove pages of methods that are gone, and return how many files were touched."""
-    stale = out_of_date(docs)
-    made = pages(docs)
-    (docs / "methods").mkdir(exist_ok=True)
+    stale = out_of_date(docs, made)
     for name in stale:
         path = docs / name
-        if path in made:
-            path.write_text(made[path])
+        if name in made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(made[name])
         else:
             path.unlink()
     return len(stale)
@@ -55,12 +63,14 @@ def write(docs: Path) -> int:
 
 def main() -> int:
     """Run the command; return the exit code (1: pages are out of date)."""
-    parser = argparse.ArgumentParser(description="Make the method pages from docstrings and records.")
+    parser = argparse.ArgumentParser(description="Generate the reference and data pages of the documentation.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
-    if not parser.parse_args().check:
-        print(f"{write(DOCS)} pages written")
+    args = parser.parse_args()
+    made = pages()
+    if not args.check:
+        print(f"{write(DOCS, made)} pages written")
         return 0
-    stale = out_of_date(DOCS)
+    stale = out_of_date(DOCS, made)
     if stale:
         print(f"out of date: {', '.join(stale)}; run python docs/generate.py", file=sys.stderr)
     return bool(stale)

@@ -1,4 +1,4 @@
-"""One method as a page: its record, its docstring, its settings, and what was measured."""
+"""One method as a page: its facts, equation, own settings, differences from other code, and what was measured."""
 
 import dataclasses
 import re
@@ -7,69 +7,98 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpl.cli.list import record
-from dpl.core.errors import SettingError
 from dpl.methods import get_method
 from dpl.methods.base import Method
 from dpl.methods.settings import GradientSettings
-from tools.records import Row, Trace
+from tools.docstring import Docstring, read_docstring
+from tools.markdown import escaped, render, wrapped
+from tools.records import RecordedRun, Row
+from tools.settings_table import HEADERS, shown, table_rows
 
-__all__ = ["index_table", "method_page"]
+__all__ = ["method_page", "methods_page"]
 
 Kind = type[Method[Any]]
 
+GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Automatic choice": ("Choose statistics, method and learning rate from the stream.", ("auto",)),
+    "No training": (
+        "No gradient step; they change statistics, templates or predictions.",
+        ("source", "norm", "t3a", "lame"),
+    ),
+    "Entropy": (
+        "Make predictions more certain, most of them by training the normalisation layers.",
+        ("tent", "tent_prebn", "cpl", "eta", "eata", "rdumb", "sar", "deyo", "roid", "shot_im", "domainadaptor"),
+    ),
+    "Pseudo-label and prototype": (
+        "Train on the model's own labels, or pull features towards class prototypes.",
+        ("pl", "shot", "dpl_o", "dpl_star", "dpl", "dpl_dagger", "proxy_nca", "arcface", "tsd", "swr_nsp"),
+    ),
+    "Teacher": (
+        "Train towards the predictions of a moving average of the model.",
+        ("cotta", "rmt", "adacontrast"),
+    ),
+    "Memory bank": (
+        "Collect samples of the stream and train on them, or classify by them.",
+        ("note", "rotta", "petta", "tast", "tast_bn"),
+    ),
+}
 _NORMS = {
-    "running": "the source's, not updated (`running`)",
-    "batch": "each batch's own (`batch`)",
-    "track": "each batch's own, which also move the running ones (`track`)",
+    "running": "from training, not updated (`running`)",
+    "batch": "of each batch (`batch`)",
+    "track": "of each batch; they also update the running statistics (`track`)",
     "auto": "chosen from the stream (`auto`)",
 }
-_SCOPES = {
-    "affine": 'scale and shift of the normalisation layers (`scope="affine"`)',
-    "classifier": 'the classifier (`scope="classifier"`)',
-    "features": 'everything but the classifier (`scope="features"`)',
-    "all": 'all parameters (`scope="all"`)',
-    "-": "",
+_NO_RUN = {
+    "swr_nsp": "no public code exists; written from the paper",
+    "rdumb": "no recorded run; tested to equal `eta` with a reset",
 }
-_SOURCES = {"never": "not needed", "once": "once, before the first batch", "always": "at every step"}
-# Why there is no trace of the authors' code; the page says so instead of staying silent.
-_UNTRACED = {
-    "swr_nsp": "no public code; built from its paper's description",
-    "rdumb": "no trace; equal to `eta` with a reset, which is tested",
-    "arcface": "no trace; the formula is tested against a slow twin",
-    "proxy_nca": "no trace; the formula is tested against a slow twin",
-}
-_NO_CODE = "no public code; each equation is tested against a slow twin"
+_PLAIN_RUN = "no recorded run; the equations are tested against a direct implementation"
+_SHARED = {field.name for field in dataclasses.fields(GradientSettings)}
+_IN_FACTS = {"norm", "optimizer", "lr", "output"}  # shared settings whose default is among the facts
 
 
-def method_page(kind: Kind, traces: Sequence[Trace], measured: Sequence[Row]) -> str:
+def method_page(kind: Kind, runs: Sequence[RecordedRun], measured: Sequence[Row]) -> str:
     """Return the page of a method as Markdown."""
-    title, *body = _paragraphs(sys.modules[kind.__module__].__doc__ or "")
-    parts = [
-        f"# `{kind.info.name}`",
-        _prose(title),
-        _facts(kind, traces),
-        "## Use\n\n" + _use(kind),
-        "## What it does\n\n" + "\n\n".join(_block(paragraph) for paragraph in body),
-        "## Settings\n\n" + _settings(kind),
-        _measured(kind.info.name, measured),
-        f"[All methods](../methods.md). This page is made from `{_file(kind)}` by `docs/generate.py`.",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    about = read_docstring(sys.modules[kind.__module__].__doc__ or kind.info.name)
+    fields = dataclasses.fields(kind.settings_class)
+    own = table_rows(kind.settings_class, [field.name for field in fields if field.name not in _SHARED])
+    return render(
+        "method.md.jinja",
+        name=kind.info.name,
+        title=escaped(about.name),
+        purpose=wrapped(escaped(_sentence(about.purpose or kind.info.updates))),
+        paper=wrapped(escaped(kind.info.paper)),
+        facts=_facts(kind, runs),
+        blocks=_blocks(about, kind.info.paper),
+        notes=_notes(about),
+        departures=wrapped(escaped(_sentence(about.parts.get("departures", "")))),
+        headers=HEADERS,
+        settings=own,
+        changed=_changed(kind),
+        measured=_measured(kind.info.name, measured),
+        file=f"src/{kind.__module__.replace('.', '/')}.py",
+    )
 
 
-def index_table(kinds: Sequence[Kind]) -> str:
-    """Return the table of all methods, each linked to its page."""
-    lines = [
-        "| method | trains | norm | output | cost per batch | needs | published |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for kind in kinds:
-        r = record(kind)
-        needs = ", ".join(r["needs"]) or "-"
-        name = f"[`{r['name']}`](methods/{r['name']}.md)"
-        cells = (name, r["trains"], r["norm"], r["output"], r["passes"], needs, _published(r["paper"]))
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
+def methods_page(kinds: Sequence[Kind]) -> str:
+    """Return the overview: every method in its group, linked to its page."""
+    records = {kind.info.name: record(kind) for kind in kinds}
+    groups = [(title, about, [_index_row(records[name]) for name in names]) for title, (about, names) in GROUPS.items()]
+    listed = {name for _, names in GROUPS.values() for name in names}
+    if missing := sorted(records.keys() - listed):
+        raise ValueError(f"no group for {', '.join(missing)}: add them to GROUPS in docs/tools/method_page.py")
+    return render("methods.md.jinja", groups=groups, count=len(records), added=_added_settings())
+
+
+def _added_settings() -> list[str]:
+    plain, added = (dataclasses.fields(get_method(name).settings_class) for name in ("tent", "tent+dpl"))
+    return [field.name for field in added if field.name not in {field.name for field in plain}]
+
+
+def _index_row(about: dict[str, Any]) -> list[str]:
+    needs = ", ".join(about["needs"]) or "-"
+    name = f"[`{about['name']}`](methods/{about['name']}.md)"
+    return [name, about["trains"], str(about["norm"]), about["passes"], needs, _published(about["paper"])]
 
 
 def _published(paper: str) -> str:
@@ -78,131 +107,71 @@ def _published(paper: str) -> str:
     return parts[-1] if parts else "-"
 
 
-def _facts(kind: Kind, traces: Sequence[Trace]) -> str:
-    info, r = kind.info, record(kind)
+def _facts(kind: Kind, runs: Sequence[RecordedRun]) -> list[tuple[str, str]]:
+    info, about = kind.info, record(kind)
     defaults = {field.name: field.default for field in dataclasses.fields(kind.settings_class)}
-    rows = [
-        ("Paper", info.paper),
-        ("Changes", info.updates),
-        ("Trains, by default", _SCOPES[r["trains"]]),
-        ("BatchNorm statistics, by default", _NORMS.get(str(r["norm"]), f"a blend with {r['norm']} of the batch's")),
-        ("Answer, by default", f"from {r['output']} the update" if "output" in defaults else ""),
-        ("Cost for each batch", info.passes),
-        ("Source data", _SOURCES[info.source]),
-        ("Smallest batch that adapts", str(info.min_batch)),
-        ("Other needs", ", ".join(need for need in r["needs"] if not need.startswith(("source", "batch"))) or "none"),
-        ("Optimizer and learning rate", f"{defaults['optimizer']}, {defaults['lr']:g}" if "lr" in defaults else ""),
-        ("Checked against the authors' code", _checked(info.name, traces)),
-        ("With the DPL loss added", _composed(info.name)),
+    optimizer = f"`{defaults['optimizer']}`, learning rate {defaults['lr']:g}" if "lr" in defaults else "none"
+    return [
+        ("Updates", info.updates),
+        ("BatchNorm statistics", _NORMS.get(str(about["norm"]), f"interpolated, weight {about['norm']} for the batch")),
+        ("Prediction returned", f"from {about['output']} the update"),
+        ("Cost per batch", info.passes),
+        ("Needs", ", ".join(about["needs"]) or "nothing"),
+        ("Optimizer", optimizer),
+        ("Checked against", _checked(info.name, runs)),
     ]
-    return "\n".join(
-        ["| at a glance | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows if value)]
-    )
 
 
-def _checked(name: str, traces: Sequence[Trace]) -> str:
-    own = [trace for trace in traces if trace.method == name]
+def _checked(name: str, runs: Sequence[RecordedRun]) -> str:
+    own = [run for run in runs if run.method == name]
     if not own and "this library" in get_method(name).info.paper:
-        return "a method of this library; there is no other code"
+        return "a method of this library; no other code exists"
+    if not own and (name == "dpl" or name.startswith("dpl_")):
+        return "no public code exists; each equation is tested against a direct implementation"
     if not own:
-        family = name == "dpl" or name.startswith("dpl_")
-        return _NO_CODE if family else _UNTRACED.get(name, "no trace of the authors' code was made")
-    worst = max(trace.logits for trace in own)
-    origins = ", ".join(sorted({trace.whose.split(" (")[0] for trace in own}))
-    count = f"{len(own)} trace{'s' if len(own) > 1 else ''}"
-    differ = f"largest difference of a logit {worst:.0e} (float64)" if worst else "equal to the bit (float64)"
+        return _NO_RUN.get(name, _PLAIN_RUN)
+    worst = max(run.logits for run in own)
+    origins = ", ".join(sorted({run.code.split(" (")[0] for run in own}))
+    count = f"{len(own)} recorded run{'s' if len(own) > 1 else ''}"
+    differ = f"logits within {worst:.0e} (float64)" if worst else "identical logits (float64)"
     return f"{count} of {origins}; {differ}"
 
 
-def _composed(name: str) -> str:
-    try:
-        get_method(f"{name}+dpl")
-    except SettingError:
-        return "no"
-    return f"yes: `{name}+dpl`"
+def _blocks(about: Docstring, paper: str) -> list[tuple[str, str]]:
+    """Return explanations and equations in order, without the reference that the page names already."""
+    blocks = []
+    for kind, text in about.blocks:
+        if kind == "equation":
+            blocks.append((kind, re.sub(r" {3,}(?=\(Eq)", "   ", text)))
+        elif rest := _without_reference(text, paper):
+            blocks.append((kind, wrapped(escaped(rest))))
+    return blocks
 
 
-def _use(kind: Kind) -> str:
-    name, needs_source = kind.info.name, kind.info.source != "never"
-    extra = ", source=source_loader" if needs_source else ""
-    code = [
-        "```python",
-        "import dpl",
-        "",
-        f'model = dpl.adapt(network, "{name}"{extra})',
-        "logits = model(images)",
-        "```",
-    ]
-    if needs_source:
-        return "\n".join(
-            [*code, "", "`source_loader` yields (images, labels) of the source; a pair of tensors will do."]
-        )
-    command = f"dpl adapt --method {name} --model resnet50 --weights mine.pth --images photos/"
-    return "\n".join([*code, "", "```", command, "```"])
+def _without_reference(text: str, paper: str) -> str:
+    return text[len(paper) :].lstrip(".; ") if text.startswith(paper) else text
 
 
-def _settings(kind: Kind) -> str:
-    """Return the method's own settings, then those that many methods have."""
-    shared = {field.name for field in dataclasses.fields(GradientSettings)}
-    everything = dataclasses.fields(kind.settings_class)
-    own = _table([field for field in everything if field.name not in shared])
-    common = _table([field for field in everything if field.name in shared])
-    return f"{own}\n\nThose that other methods have too, with the defaults of this one:\n\n{common}" if own else common
+def _notes(about: Docstring) -> list[str]:
+    """Return what the docstring adds to the facts about updates, needs and output."""
+    long = {"updates": 12, "needs": 6, "output": 5}  # words; shorter ones repeat the table
+    found = [(part, about.parts.get(part, "")) for part in long]
+    notes = [f"- {part.capitalize()}: {text}" for part, text in found if len(text.split()) > long[part]]
+    return [wrapped(escaped(note), indent="  ") for note in notes]
 
 
-def _table(chosen: "Sequence[dataclasses.Field[Any]]") -> str:
-    lines = ["| setting | default | valid | meaning |", "|---|---|---|---|"]
-    for field in chosen:
-        default, meaning = field.default, field.metadata["help"]
-        shown = getattr(default, "__name__", "a function") if callable(default) else repr(default)
-        lines.append(f"| `{field.name}` | `{shown}` | {_cell(_valid(field))} | {_cell(meaning)} |")
-    return "\n".join(lines) if chosen else ""
+def _changed(kind: Kind) -> str:
+    """Return shared settings whose default is another one here and not among the facts."""
+    usual = {field.name: field.default for field in dataclasses.fields(GradientSettings)}
+    fields = [field for field in dataclasses.fields(kind.settings_class) if field.name in _SHARED - _IN_FACTS]
+    return ", ".join(f"`{field.name}={shown(field.default)}`" for field in fields if field.default != usual[field.name])
 
 
-def _valid(field: "dataclasses.Field[Any]") -> str:
-    low, high, choices = (field.metadata[key] for key in ("low", "high", "choices"))
-    if choices is not None:
-        return ", ".join(f"`{choice!r}`" for choice in choices)
-    if low is not None or high is not None:
-        whole = "whole, " if isinstance(field.default, int) else ""
-        ends = f"{low:g} to {high:g}" if None not in (low, high) else f"≥ {low:g}" if high is None else f"≤ {high:g}"
-        return whole + ends
-    return "`True`, `False`" if isinstance(field.default, bool) else "see meaning"
-
-
-def _measured(name: str, measured: Sequence[Row]) -> str:
+def _measured(name: str, measured: Sequence[Row]) -> list[list[str]]:
     wanted = [row for row in measured if re.fullmatch(rf"{re.escape(name)}( \(.*\)|\+dpl)?", row.label)]
-    if not wanted:
-        return ""
     reference = [row for row in measured if row.label == "source" and name != "source"]
-    header = "| method | norm | PACS sketch % | time | CIFAR-10 Gaussian noise % | time |\n|---|---|---|---|---|---|"
-    lines = [f"| {row.label} | {row.norm} | {' | '.join(row.figures)} |" for row in [*wanted, *reference]]
-    about = "One seed on short streams, time relative to the source: [how this was run](../results/all_methods.md)."
-    return "\n".join(["## Measured here", "", header, *lines, "", about])
+    return [[row.label, row.norm, *row.figures] for row in [*wanted, *reference]] if wanted else []
 
 
-def _paragraphs(text: str) -> list[str]:
-    return [part for part in re.split(r"\n\s*\n", text.strip()) if part.strip()]
-
-
-def _block(paragraph: str) -> str:
-    """Return formulas (indented) as a code block, sentences as sentences."""
-    lines = paragraph.splitlines()
-    if all(line.startswith("    ") for line in lines):
-        return "\n".join(["```text", *(line[4:] for line in lines), "```"])
-    return re.sub(r" ?\b(Updates|Needs|Output|Departures?)\b(?=[^.:]*:)", r"\n\n**\1**", _prose(paragraph)).strip()
-
-
-def _prose(text: str) -> str:
-    """Join lines, and keep Markdown from reading signs of the formulas as its own."""
-    joined = " ".join(line.strip() for line in text.splitlines())
-    pieces = re.split(r"(`[^`]*`)", joined)
-    return "".join(piece if piece.startswith("`") else re.sub(r"([*_<>|])", r"\\\1", piece) for piece in pieces)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _file(kind: Kind) -> str:
-    return f"src/{kind.__module__.replace('.', '/')}.py"
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

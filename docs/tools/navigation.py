@@ -1,12 +1,15 @@
-"""Hook of mkdocs: an entry `folder/*.md` of the navigation becomes one entry for each page of that folder.
+"""Hook of mkdocs: the entry `methods/*.md` of the navigation becomes the methods by group, each under its own name.
 
-So a new method or result is in the navigation as soon as its page is there.
+The groups and names are those of docs/methods.md and of the pages, so a new method needs no entry in mkdocs.yml.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 __all__ = ["expand", "on_config"]
+
+_PATTERN = "methods/*.md"
 
 
 def on_config(config: Any) -> Any:
@@ -16,16 +19,24 @@ def on_config(config: Any) -> Any:
 
 
 def expand(entry: Any, docs: Path) -> Any:
-    """Return the navigation below `entry` with every pattern replaced by the pages that match it."""
+    """Return the navigation below `entry` with the pattern replaced by the groups of methods."""
     if isinstance(entry, dict):
         return {title: expand(below, docs) for title, below in entry.items()}
     if isinstance(entry, list):
-        parts = [expand(below, docs) for below in entry]
-        return [page for part in parts for page in (part if isinstance(part, list) else [part])]
-    return _pages(entry, docs) if "*" in entry else entry
+        return [page for below in entry for page in (_groups(docs) if below == _PATTERN else [expand(below, docs)])]
+    return entry
 
 
-def _pages(pattern: str, docs: Path) -> list[str]:
-    """Return matching pages by name, an overview first."""
-    found = [path.relative_to(docs).as_posix() for path in docs.glob(pattern)]
-    return sorted(found, key=lambda name: (not name.endswith(("README.md", "index.md")), name))
+def _groups(docs: Path) -> list[dict[str, list[dict[str, str]]]]:
+    """Return one section for each group of docs/methods.md that has methods."""
+    sections = re.split(r"^## ", (docs / "methods.md").read_text(), flags=re.MULTILINE)[1:]
+    groups = []
+    for section in sections:
+        pages = re.findall(r"\]\((methods/\w+\.md)\)", section)
+        if pages:
+            groups.append({section.splitlines()[0]: [{_title(docs / page): page} for page in pages]})
+    return groups
+
+
+def _title(page: Path) -> str:
+    return page.read_text().splitlines()[0].removeprefix("# ").replace("\\", "")

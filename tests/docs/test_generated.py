@@ -1,29 +1,94 @@
 """Generated pages are those that the generator would make now, and the pictures can be drawn."""
 
+import importlib
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from docs.pages import DOCS, ROOT
 from dpl.core.settings import describe
 from dpl.methods import get_method, list_methods
+from dpl.methods.settings import GradientSettings
+
+pytest.importorskip("fastapi", reason="needs the serve extra")
+pytest.importorskip("jinja2", reason="needs the docs extra")
 
 
-def test_pages_are_up_to_date() -> None:
-    done = subprocess.run([sys.executable, DOCS / "generate.py", "--check"], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(autouse=True)
+def _tools(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The tools lie in docs/, beside the pages."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("generate", "pictures", "tools")]:
+        del sys.modules[name]
 
 
-def test_every_method_has_a_page_with_all_settings() -> None:
+def tool(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def test_pages_are_up_to_date_and_a_change_is_noticed(tmp_path: Path) -> None:
+    generate = tool("generate")
+    made = generate.pages()
+    assert generate.out_of_date(DOCS, made) == [], "run python docs/generate.py"
+    assert generate.write(tmp_path, made) == len(made)
+    assert generate.out_of_date(tmp_path, made) == []
+    page = tmp_path / "methods" / "tent.md"
+    page.write_text(page.read_text().replace("0.001", "0.002"))
+    (tmp_path / "methods" / "gone.md").write_text("# A method that is no more")
+    assert generate.out_of_date(tmp_path, made) == ["methods/tent.md", "methods/gone.md"]
+    generate.write(tmp_path, made)
+    assert generate.out_of_date(tmp_path, made) == []
+
+
+def test_every_method_has_a_page_with_its_own_settings() -> None:
     overview = (DOCS / "methods.md").read_text()
+    shared = {name for name, _, _ in describe(GradientSettings)}
     for method in list_methods():
         text = (DOCS / "methods" / f"{method}.md").read_text()
-        missing = [name for name, _, _ in describe(get_method(method).settings_class) if f"| `{name}` |" not in text]
-        assert not missing, f"{method}: {missing}"
+        settings = [name for name, _, _ in describe(get_method(method).settings_class)]
+        shown = [name for name in settings if f"\n| `{name}` |" in text]
+        assert shown == [name for name in settings if name not in shared], method
         assert f"](methods/{method}.md)" in overview
+
+
+def test_every_shared_setting_is_explained() -> None:
+    text = (DOCS / "reference" / "settings.md").read_text()
+    assert not [name for name, _, meaning in describe(GradientSettings) if f"| `{name}` |" not in text or not meaning]
+
+
+def test_every_command_has_a_section() -> None:
+    commands = importlib.import_module("dpl.cli").COMMANDS
+    text = (DOCS / "reference" / "cli.md").read_text()
+    assert not [command for command in commands if f"\n## dpl {command}\n" not in text]
+    assert "`--batch-size" in text
+
+
+def test_the_interface_of_the_server_is_complete() -> None:
+    text = (DOCS / "reference" / "http.md").read_text()
+    for path in ("/v1/streams/{stream_id}/predict", "/v1/server", "/healthz", "/metrics"):
+        assert f" {path}`" in text
+    assert "| `dpl_storage_ok` |" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "departures"),
+    [
+        ("X: y.\n\nUpdates: a. Needs: b.\nDepartures from the authors' code: c; d.", "c; d."),
+        ("X: y.\n\n    L = z\n\nDepartures:\n    c\n    d.", "c d."),
+        ("X: y.\n\nOutput: a. Departures, undone by `authors`: (1) c. (2) d.", "undone by `authors`: (1) c. (2) d."),
+    ],
+)
+def test_docstrings_are_read_in_every_usual_form(text: str, departures: str) -> None:
+    found = tool("tools.docstring").read_docstring(text)
+    assert (found.name, found.purpose) == ("X", "y.")
+    assert found.parts["departures"] == departures
 
 
 def test_pages_name_the_methods_that_need_views_or_source_data() -> None:
@@ -41,45 +106,28 @@ def _paragraph(page: str, part: str) -> str:
     return next(text for text in (DOCS / page).read_text().split("\n\n") if part in text)
 
 
-def test_a_change_is_noticed(tmp_path: Path) -> None:
-    sys.path.insert(0, str(DOCS))
-    try:
-        import generate
-    finally:
-        sys.path.remove(str(DOCS))
-    copy = tmp_path / "docs"
-    (copy / "results").mkdir(parents=True)
-    (copy / "methods.md").write_text((DOCS / "methods.md").read_text())
-    (copy / "results" / "all_methods.md").write_text((DOCS / "results" / "all_methods.md").read_text())
-    assert generate.write(copy) >= len(list_methods())
-    assert generate.out_of_date(copy) == []
-    page = copy / "methods" / "tent.md"
-    page.write_text(page.read_text().replace("0.001", "0.002"))
-    (copy / "methods" / "gone.md").write_text("# A method that is no more")
-    assert set(generate.out_of_date(copy)) == {"methods/tent.md", "methods/gone.md"}
-    generate.write(copy)
-    assert generate.out_of_date(copy) == []
+def test_every_recorded_run_belongs_to_a_method() -> None:
+    runs = tool("tools.records").read_parity(DOCS / "results" / "data" / "parity.json")
+    assert len(runs) > 50
+    assert {run.method for run in runs} <= set(list_methods())
 
 
-def test_every_trace_belongs_to_a_method() -> None:
-    sys.path.insert(0, str(DOCS))
-    try:
-        from tools.records import parity
-    finally:
-        sys.path.remove(str(DOCS))
-    traces = parity((DOCS / "methods.md").read_text())
-    assert len(traces) > 50
-    assert {trace.method for trace in traces} <= set(list_methods())
+@pytest.mark.parametrize("file", sorted((DOCS / "results" / "data").glob("*.json")), ids=lambda file: file.name)
+def test_figures_name_their_origin(file: Path) -> None:
+    found = json.loads(file.read_text())
+    assert all(found[key] for key in ("command", "commit", "date", "machine"))
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "results").glob("*.md")), ids=lambda page: page.stem)
+def test_result_pages_say_how_they_were_made(page: Path) -> None:
+    text = page.read_text()
+    assert "*Measured " in text or "*Computed " in text or "dpl reproduce " in text
+    assert not re.search(r"\*\*[\d.]+", text), "a figure in bold needs an interval"
 
 
 def test_pictures_are_drawn_and_describe_themselves(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the docs extra")
-    sys.path.insert(0, str(DOCS))
-    try:
-        import pictures
-    finally:
-        sys.path.remove(str(DOCS))
-    for path in pictures.draw(tmp_path):
+    for path in tool("pictures").draw(tmp_path):
         text = path.read_text()
         assert "prefers-color-scheme: dark" in text
         assert "<dc:description>" in text
@@ -88,10 +136,14 @@ def test_pictures_are_drawn_and_describe_themselves(tmp_path: Path) -> None:
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="needs the docs extra")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    pytest.importorskip("mkdocstrings", reason="needs the docs extra")
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    front = (tmp_path / "site" / "index.html").read_text()
+    front = (site / "index.html").read_text()
     assert "getting-started.html" in front
+    assert "assets/iframe-worker.js" in front, "search from disk"
     outside = [part for part in ('src="http', 'rel="stylesheet" href="http') if part in front]
     assert not outside, "the page asks another machine for something"
+    assert 'id="dpl.adapt"' in (site / "reference" / "python.html").read_text()

@@ -1,4 +1,4 @@
-"""Write the largest differences of a session to the file that DPL_PARITY_LOG names, for docs/methods.md."""
+"""Write the largest differences of a session to the file that DPL_PARITY_LOG names, for benchmarks/parity_table.py."""
 
 import json
 import os

@@ -1,0 +1,58 @@
+"""Data pages from the measured figures in docs/results/data."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tools.markdown import render
+
+__all__ = ["parity_page", "speed_page"]
+
+_NETWORKS = {
+    "resnet18": "ResNet-18",
+    "resnet50": "ResNet-50",
+    "efficientnet_lite0": "EfficientNet-Lite0",
+    "mobilenet_v2": "MobileNetV2",
+    "vit_small": "ViT-S/16",
+    "resnet20": "CIFAR ResNet-20",
+}
+
+
+def parity_page(file: Path) -> str:
+    """Return the page of the comparison with other code as Markdown."""
+    found = json.loads(file.read_text())
+    rows = [[f"`{run['name']}`", run["code"], f"{run['logits']:.0e}", f"{run['state']:.0e}"] for run in found["runs"]]
+    return render("parity.md.jinja", rows=rows, about=found)
+
+
+def speed_page(file: Path, late_start: Path) -> str:
+    """Return the page of speed and memory of every method as Markdown."""
+    found, late = json.loads(file.read_text()), json.loads(late_start.read_text())
+    rows = [row for row in found["rows"] if "ours" in row]
+    networks = []
+    for key, title in _NETWORKS.items():
+        own = sorted((row for row in rows if row["network"] == key), key=lambda row: str(row["method"]))
+        if own:
+            networks.append((f"{title} ({own[0]['size']} pixels, batch {own[0]['batch']})", list(map(_speed_row, own))))
+    styled = [
+        [_NETWORKS[row["network"]], f"`{row['method']}`", f"{row['ours'] / row['dpl']:.2f}"]
+        for row in rows
+        if "dpl" in row
+    ]
+    late_rows = [[name, f"{accuracy:.1f}", f"{cost:.2f}"] for name, accuracy, cost in late["rows"]]
+    return render("speed.md.jinja", networks=networks, styled=styled, about=found, late=late, late_rows=late_rows)
+
+
+def _speed_row(row: dict[str, Any]) -> list[str]:
+    """Return one method: its speed, its cost relative to inference, to a training step and to the reference."""
+    reference = "usual" if "usual" in row else "plain"
+    return [
+        f"`{row['method']}`",
+        f"{1e3 / row['ours']:,.1f}",
+        f"{row['ours'] / row['source']:.2f}",
+        f"{row['ours'] / row['floor']:.2f}" if "floor" in row else "–",
+        f"{row[reference] / row['ours']:.2f}" + ("" if reference == "usual" else "\\*"),
+        f"{row['peak_ours']:,.0f}",
+        f"{row[f'peak_{reference}']:,.0f}",
+        str(row["rounds"]),
+    ]
