@@ -68,7 +68,7 @@ def test_adapt_says_what_the_guard_did(folder: Path, weights: Path, tmp_path: Pa
     assert main(arguments(folder, weights, tmp_path / "q.csv", "--no-guard")) == 0
     assert "guard: off" in capsys.readouterr().out
     frozen = FolderResult(images=60, guard={"suspect": 2, "reset": 0, "freeze": 1}, by_source=40)
-    assert _guarded(frozen) == "suspect 2, freeze 1; the source model answered 40 of 60 images"
+    assert _guarded(frozen) == "suspect 2, freeze 1; the source model predicted 40 of 60 images"
 
 
 def test_an_image_that_the_guard_sets_aside_gets_no_prediction(
@@ -102,7 +102,7 @@ def test_adapt_goes_on_after_a_kill_as_if_never_stopped(folder: Path, weights: P
     straight = arguments(folder, weights, tmp_path / "straight.csv")
     assert main(straight) == 0
     words = arguments(folder, weights, tmp_path / "p.csv", "--snapshot", str(tmp_path / "s"))
-    process = subprocess.Popen([sys.executable, "-c", SLOW, *words], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", SLOW, *words, "--save-every", "2"], stderr=subprocess.DEVNULL)
     while not (tmp_path / "s" / "manifest.json").is_file():
         time.sleep(0.02)
         assert process.poll() is None, "finished before it could be killed"
@@ -115,18 +115,16 @@ def test_adapt_goes_on_after_a_kill_as_if_never_stopped(folder: Path, weights: P
     assert (tmp_path / "p.csv").read_text() == (tmp_path / "straight.csv").read_text()
 
 
-# Saves after every second batch and then takes its time, so that a kill finds it in the middle.
+# Takes its time after each save, so that a kill finds it in the middle.
 SLOW = """
-import dataclasses, sys, time
-import dpl.runs.folder as job
-save = job._commit
+import sys, time
+import dpl
+from dpl.cli import main
+save = dpl.AdaptiveModel.save
 def slowly(*arguments):
     save(*arguments)
     time.sleep(1)
-job._commit = slowly
-run = job.run_folder
-job.run_folder = lambda work, *rest: run(dataclasses.replace(work, every=2), *rest)
-from dpl.cli import main
+dpl.AdaptiveModel.save = slowly
 main(sys.argv[1:])
 """
 
@@ -135,7 +133,7 @@ def test_a_snapshot_of_another_job_is_refused(folder: Path, weights: Path, tmp_p
     assert main(arguments(folder, weights, tmp_path / "p.csv", "--snapshot", str(tmp_path / "s"))) == 0
     again = arguments(folder, weights, tmp_path / "p.csv", "--snapshot", str(tmp_path / "s"), "--seed", "5")
     assert main(again) == 2
-    assert "another job" in capsys.readouterr().err
+    assert "another run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -145,7 +143,9 @@ def test_a_snapshot_of_another_job_is_refused(folder: Path, weights: Path, tmp_p
         (["--model", "resnett18"], "resnett18"),
         (["--images", "/no/such/folder"], "no such folder"),
         (["--set", "confidense=1"], "Did you mean 'confidence'?"),
-        (["--set", "lr"], "KEY=VALUE"),
+        (["--set", "lr"], "--set lr: expected KEY=VALUE"),
+        (["--guard-set", "limit"], "--guard-set limit: expected KEY=VALUE, e.g. --guard-set limit=4"),
+        (["--save-every", "0"], "--save-every 0: expected at least 1"),
         (["--weights", "/no/such/file"], "/no/such/file"),
         (["--batch-size", "0"], "at least 1"),
         (["--device", "gpu7"], "--device gpu7"),

@@ -8,6 +8,7 @@ from torch import nn
 
 import dpl
 from dpl.runs.costs import SAMPLE_EVERY, Work, environment
+from dpl.runs.online import BatchResult
 from dpl.runs.record import FolderRecord, record_path
 
 
@@ -76,7 +77,7 @@ def test_a_record_keeps_the_guards_events_and_goes_on_after_a_stop(tmp_path) -> 
     record = FolderRecord.begin(out, {"network": "small"}, model, resumed=False)
     for _ in range(2):
         model(images)
-        record.note(model, 6, 0.5)
+        record.note(BatchResult(None, [0] * 6, [1.0] * 6, 0.5, None), model)
     record.write({"images": 10}, 12)
     assert [event["action"] for event in record.events if event["action"] == "set_aside"] == ["set_aside"] * 2
     again = FolderRecord.begin(out, {"network": "small"}, model, resumed=True)

@@ -8,8 +8,8 @@ import queue
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -49,8 +49,6 @@ class UnitProgress:
     seconds: float = 0.0
     ended: bool = False
     error: str | None = None
-    latest: Mapping[str, float] = field(default_factory=dict)
-    """Figures of the last batch: loss, confidence, whatever the method tells."""
     place: str = ""
     """Node and process, where that is not this one."""
 
@@ -119,7 +117,7 @@ def try_unit(unit: Unit, context: BenchContext, on_progress: OnProgress) -> Outc
     """Run one unit and return what came of it."""
 
     def on_batch(result: OnlineResult) -> None:
-        on_progress(UnitProgress(unit, len(result.labels), result.accuracy, result.seconds, latest=result.latest))
+        on_progress(UnitProgress(unit, len(result.labels), result.accuracy, result.seconds))
 
     try:
         return run_unit(unit, context, on_batch)

@@ -52,7 +52,7 @@ class _Reader:
                 yield batch.images.to(self.device, memory_format=torch.channels_last), batch.labels
 
 
-def run_unit(unit: Unit, context: BenchContext, on_batch: OnBatch | None = None) -> Outcome:
+def run_unit(unit: Unit, context: BenchContext, on_batch: OnBatch = lambda result: None) -> Outcome:
     """Run a unit from the source model on; the same unit on the same data gives the same figures."""
     parts = open_parts(unit, context)
     segments = plan(

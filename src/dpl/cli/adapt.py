@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING
 from dpl.cli.console import print_json, progress, warn
 from dpl.cli.models import (
     add_model_arguments,
+    check_counts,
     class_names,
     evaluation_transform,
     parse_settings,
     source_network,
     training_record,
 )
-from dpl.cli.progress import board_of
-from dpl.core.errors import SettingError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from dpl.data import ImageSet
-    from dpl.runs.folder import FolderJob, FolderResult
+    from dpl.runs.folder import FolderResult, FolderRun
 
 __all__ = ["add_arguments", "prepare", "run"]
 
@@ -31,46 +30,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--images", required=True, type=Path, help="folder of images; sub-folders are taken as classes")
     parser.add_argument("--out", type=Path, default=Path("predictions.csv"), help="default: %(default)s")
-    parser.add_argument("--snapshot", type=Path, help="folder for the adapted model; makes the job resumable")
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--snapshot", type=Path, help="folder for the adapted model; makes the run resumable")
+    parser.add_argument("--save-every", type=int, default=20, metavar="N",
+                        help="batches between two snapshots (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--batch-size", type=int, default=32, help="images per batch (default: %(default)s)")
     parser.add_argument("--order", choices=("auto", "sorted", "shuffled"), default="auto",
                         help="auto: by name for a flat folder, shuffled for class folders")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of the order (default: %(default)s)")
-    parser.add_argument("--no-guard", action="store_true",
-                        help="adapt without the guard, which keeps harm against the source model small")  # fmt: skip
+    parser.add_argument(
+        "--no-guard",
+        action="store_true",
+        help="turn off the guard, which stops adaptation when it does worse than the source model",
+    )
     parser.add_argument("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
     parser.add_argument("--with-source", action="store_true",
                         help="also predict with the source model, unadapted: dpl report compares the two")  # fmt: skip
-    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write TensorBoard scalars there")
     parser.add_argument("--workers", type=int, default=2, help="threads that read images (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the job and print what came out."""
+    """Predict the folder and print what came out."""
     import dpl
     from dpl.runs.folder import run_folder
 
-    if args.batch_size < 1:
-        raise SettingError(f"--batch-size {args.batch_size}: expected at least 1")
-    network, job = prepare(args)
-    guard = False if args.no_guard else parse_settings(args.guard_set)
+    check_counts(args, "batch_size", "save_every")
+    network, folder_run = prepare(args)
+    guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
     model = dpl.adapt(network, args.method, guard=guard, **parse_settings(args.set))
-    with progress(args.method, len(job.images), quiet=args.json) as advance, board_of(args.tensorboard) as board:
+    with progress(args.method, len(folder_run.images), quiet=args.json) as advance:
 
-        def on_batch(result: "FolderResult", images: int) -> None:
-            advance(images, "" if result.accuracy is None else f"accuracy {result.accuracy:.1f} %")
-            if board is not None and result.latest:
-                accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
-                board.write(f"{args.method} on {args.images.name}", result.images, accuracy | result.latest)
+        def on_batch(result: "FolderResult") -> None:
+            note = "" if result.accuracy is None else f"accuracy {result.accuracy:.1f} %"
+            advance.to(result.position, note)
 
-        result = run_folder(job, model, network, on_batch)
-    _print(job, result, args)
+        result = run_folder(folder_run, model, network, on_batch)
+    _print(folder_run, result, args)
 
 
-def prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderJob]":
-    """Return the source network and the job that the options describe."""
+def prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderRun]":
+    """Return the source network and the run that the options describe."""
     from dpl.data import open_folder
-    from dpl.runs.folder import FolderJob
+    from dpl.runs.folder import FolderRun
 
     record = training_record(args)
     classes = class_names(args.classes) or record.get("classes")
@@ -78,7 +78,7 @@ def prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderJob]":
     network, size = source_network(args, record, classes)
     flat = not (images.labels >= 0).any()
     images, names = _labels_that_fit(images, classes, network)
-    job = FolderJob(
+    folder_run = FolderRun(
         images=images,
         transform=evaluation_transform(args.size or record.get("size") or size, square="size" in record),
         out=args.out,
@@ -87,6 +87,7 @@ def prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderJob]":
         batch_size=args.batch_size,
         shuffled=not flat if args.order == "auto" else args.order == "shuffled",
         seed=args.seed,
+        save_every=args.save_every,
         workers=args.workers,
         with_source=args.with_source,
         facts={
@@ -95,7 +96,7 @@ def prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderJob]":
             "folder": str(args.images.resolve()),
         },
     )
-    return network, job
+    return network, folder_run
 
 
 def _labels_that_fit(
@@ -114,20 +115,20 @@ def _labels_that_fit(
     return dataclasses.replace(images, labels=images.labels * 0 - 1), ()
 
 
-def _print(job: "FolderJob", result: "FolderResult", args: argparse.Namespace) -> None:
+def _print(folder_run: "FolderRun", result: "FolderResult", args: argparse.Namespace) -> None:
     for path, reason in result.failed:
         warn(f"skipped {path}: {reason}")
     if args.json:
-        print_json({**dataclasses.asdict(result), "accuracy": result.accuracy, "out": str(job.out)})
+        print_json({**dataclasses.asdict(result), "accuracy": result.accuracy, "out": str(folder_run.out)})
         return
-    print(f"{result.images} images predicted, {result.updates} updates in {result.batches} batches -> {job.out}")
+    print(f"{result.images} images predicted, {result.updates} updates in {result.batches} batches -> {folder_run.out}")
     if result.resumed:
         print(f"resumed: the first {result.resumed} were predicted by an earlier run")
     if result.accuracy is not None:
         print(f"online accuracy {result.accuracy:.2f} % ({result.correct} of {result.labelled}; method {args.method})")
     print(f"guard: {_guarded(result)}")
-    if job.snapshot is not None:
-        print(f"adapted model: {job.snapshot}")
+    if folder_run.snapshot is not None:
+        print(f"adapted model: {folder_run.snapshot}")
 
 
 def _guarded(result: "FolderResult") -> str:
@@ -135,5 +136,5 @@ def _guarded(result: "FolderResult") -> str:
     if result.guard is None:
         return "off"
     actions = ", ".join(f"{action} {times}" for action, times in result.guard.items() if times)
-    answers = f"; the source model answered {result.by_source} of {result.images} images" if result.by_source else ""
-    return (actions or "nothing to do") + answers
+    by_source = f"; the source model predicted {result.by_source} of {result.images} images" if result.by_source else ""
+    return (actions or "nothing to do") + by_source

@@ -9,7 +9,7 @@ from dpl.cli.engines import add_engine_arguments, run_with
 from dpl.core.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
-    from dpl.bench import Cell, ExperimentGrid, MeasuredTable, Store, UnitProgress
+    from dpl.bench import Cell, ExperimentGrid, MeasuredTable, Store
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of each process")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images and corruptions made here")
-    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write TensorBoard scalars of every run there")
     parser.add_argument("--dry-run", action="store_true", help="check everything, list the runs, run nothing")
     add_engine_arguments(parser)
 
@@ -87,7 +86,7 @@ def _run(args: argparse.Namespace, grid: "ExperimentGrid", cells: "list[Cell]", 
     from dpl.bench import BenchContext
     from dpl.bench.images import check_data
     from dpl.bench.plans import StoredRequest, write_request
-    from dpl.cli.progress import board_of, log_event, watched
+    from dpl.cli.progress import watched
 
     threads = args.threads or max(1, torch.get_num_threads() // args.workers)
     torch.set_num_threads(threads)
@@ -96,12 +95,7 @@ def _run(args: argparse.Namespace, grid: "ExperimentGrid", cells: "list[Cell]", 
     for note in check_data([unit for cell in cells for unit in cell.units()], context):
         warn(f"note: {note}")
     write_request(store.root, StoredRequest(grid.title, str(args.data.resolve()), tuple(cells)))
-    with watched(grid.title, cells, store, quiet=args.json) as show, board_of(args.tensorboard) as board:
-
-        def on_progress(event: "UnitProgress") -> None:
-            show(event)
-            log_event(board, event)
-
+    with watched(grid.title, cells, store, quiet=args.json) as on_progress:
         return run_with(args, cells, store, context, on_progress)
 
 

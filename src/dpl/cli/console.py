@@ -2,19 +2,29 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 __all__ = ["Advance", "print_json", "print_table", "progress", "warn"]
 
 
-class Advance(Protocol):
-    """Reports progress: how many more units are done, and a word on how it goes."""
+class Advance:
+    """Reports progress: how many more steps are done, and a word on how it goes."""
 
-    def __call__(self, units: int = 1, note: str = "") -> None:
-        """Move the bar."""
+    def __init__(self, show: Callable[[int, str], None] = lambda done, note: None) -> None:
+        self._show = show
+        self.done = 0
+
+    def __call__(self, steps: int = 1, note: str = "") -> None:
+        """Add some steps."""
+        self.to(self.done + steps, note)
+
+    def to(self, done: int, note: str = "") -> None:
+        """Say how many steps are done altogether."""
+        self.done = done
+        self._show(done, note)
 
 
 def print_json(document: Any) -> None:
@@ -43,7 +53,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: st
 def progress(label: str, total: int, quiet: bool = False) -> Iterator[Advance]:
     """Show a progress bar on the standard error inside the block."""
     if quiet:
-        yield lambda units=1, note="": None
+        yield Advance()
     elif find_spec("rich") and sys.stderr.isatty():
         yield from _rich_bar(label, total)
     else:
@@ -78,23 +88,18 @@ def _rich_bar(label: str, total: int) -> Iterator[Advance]:
                TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(label, total=total, note="")
-
-        def advance(units: int = 1, note: str = "") -> None:
-            bar.update(task, advance=units, note=note)
-
-        yield advance
+        yield Advance(lambda done, note: bar.update(task, completed=done, note=note))
 
 
 def _plain_lines(label: str, total: int) -> Iterator[Advance]:
     """Print a line at each tenth of the way, so that a log file stays short."""
-    done, told = 0, -1
+    printed = -1
 
-    def advance(units: int = 1, note: str = "") -> None:
-        nonlocal done, told
-        done += units
+    def show(done: int, note: str) -> None:
+        nonlocal printed
         tenth = 10 * done // max(total, 1)
-        if tenth > told:
-            told = tenth
+        if tenth > printed:
+            printed = tenth
             print(f"{label}: {done}/{total} {note}".rstrip(), file=sys.stderr)
 
-    yield advance
+    yield Advance(show)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_model_arguments",
+    "check_counts",
     "chosen_device",
     "class_names",
     "evaluation_transform",
@@ -140,13 +141,21 @@ def chosen_device(name: str) -> str:
     return name
 
 
-def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """Read KEY=VALUE pairs."""
+def check_counts(args: argparse.Namespace, *names: str) -> None:
+    """Refuse options below 1; those that were not given are skipped."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise SettingError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+
+
+def parse_settings(pairs: list[str], option: str = "--set", example: str = "lr=1e-4") -> dict[str, Any]:
+    """Read KEY=VALUE pairs of an option."""
     settings = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise SettingError(f"--set {pair}: expected KEY=VALUE, e.g. --set lr=1e-4")
+            raise SettingError(f"{option} {pair}: expected KEY=VALUE, e.g. {option} {example}")
         settings[key] = _value(value)
     return settings
 

@@ -8,13 +8,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dpl.bench import Cell, Store, UnitProgress
     from dpl.bench.engine import OnProgress
-    from dpl.runs.live import Board
 
-__all__ = ["board_of", "log_event", "watched"]
+__all__ = ["watched"]
 
 
 @dataclass
@@ -72,33 +69,6 @@ class _Board:
                 place = ",".join(event.unit.domains)[:24]
                 where = f" on {event.place}" if event.place else ""
                 line.now = f"{place}: {event.accuracy:.1f} % of {event.images:,}{where}"
-
-
-@contextmanager
-def board_of(folder: "Path | None") -> "Iterator[Board | None]":
-    """Yield a place for TensorBoard scalars below a folder, None without one."""
-    if folder is None:
-        yield None
-        return
-    from dpl.runs.live import Board
-
-    board = Board(folder)
-    try:
-        yield board
-    finally:
-        board.close()
-
-
-def log_event(board: "Board | None", event: "UnitProgress") -> None:
-    """Write what happened to a benchmark's unit."""
-    if board is None:
-        return
-    run = f"{event.unit.title}, {event.unit.key[:6]}"
-    if event.ended:
-        board.end(run)
-        return
-    speed = {"ms_per_image": 1000 * event.seconds / max(event.images, 1)}
-    board.write(run, event.images, {"accuracy": event.accuracy, **speed, **event.latest})
 
 
 @contextmanager

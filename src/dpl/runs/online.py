@@ -1,9 +1,10 @@
-"""One pass over a stream: predict each batch when it comes, adapt, count."""
+"""The online loop: predict each batch when it comes, let the model adapt to it, and say what happened."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -12,16 +13,46 @@ from torch import Tensor
 
 from dpl.model.adaptive import AdaptiveModel
 from dpl.runs.costs import Work
-from dpl.runs.live import numbers
 
-__all__ = ["OnlineResult", "evaluate"]
+__all__ = ["BatchResult", "OnlineResult", "evaluate", "online"]
 
-OnBatch = Callable[["OnlineResult"], None]
+B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class BatchResult(Generic[B]):
+    """What came of one batch."""
+
+    batch: B
+    """What was given beside the images, such as their labels."""
+    predictions: list[int]
+    confidences: list[float]
+    seconds: float
+    """Time inside the model, without loading."""
+    skipped_because: str | None
+    """Why the model was not updated; None if it was."""
+
+
+def online(
+    model: AdaptiveModel, batches: Iterable[tuple[Tensor, B]], work: Work | None = None
+) -> Iterator[BatchResult[B]]:
+    """Predict and adapt batch by batch; `work` counts the operations."""
+    work = work or Work()
+    for images, batch in batches:
+        start = time.perf_counter()
+        with work.counted(len(images)):
+            logits = model(images)
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)  # the clock would otherwise be read before the work is done
+        seconds = time.perf_counter() - start
+        confidences, predictions = torch.softmax(logits.float(), dim=1).max(dim=1)
+        reason = None if model.last.get("updated", False) else str(model.last.get("reason", "no reason was given"))
+        yield BatchResult(batch, predictions.tolist(), confidences.tolist(), seconds, reason)
 
 
 @dataclass
 class OnlineResult:
-    """What was predicted, in stream order."""
+    """What was predicted on a labelled stream, in stream order."""
 
     predictions: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -31,7 +62,18 @@ class OnlineResult:
     seconds: float = 0.0  # inside the model, without loading
     reasons: Counter[str] = field(default_factory=Counter)  # why batches brought no update
     work: Work = field(default_factory=Work)
-    latest: dict[str, float] = field(default_factory=dict)  # figures of the last batch
+
+    def add(self, result: BatchResult[Tensor]) -> None:
+        """Append the result of a batch that came with its labels."""
+        self.predictions += result.predictions
+        self.confidences += result.confidences
+        self.labels += result.batch.tolist()
+        self.batches += 1
+        self.seconds += result.seconds
+        if result.skipped_because is None:
+            self.updates += 1
+        else:
+            self.reasons[result.skipped_because] += 1
 
     @property
     def correct(self) -> NDArray[np.bool_]:
@@ -53,27 +95,13 @@ class OnlineResult:
 
 
 def evaluate(
-    model: AdaptiveModel, batches: Iterable[tuple[Tensor, Tensor]], on_batch: OnBatch | None = None
+    model: AdaptiveModel,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    on_batch: Callable[[OnlineResult], None] = lambda result: None,
 ) -> OnlineResult:
-    """Run a labelled stream through an adaptive model; labels are only compared with its answers."""
-    result = OnlineResult()
-    for images, labels in batches:
-        start = time.perf_counter()
-        with result.work.counted(len(images)):
-            logits = model(images)
-        if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)  # a clock would be read before the work is done
-        result.seconds += time.perf_counter() - start
-        top, predicted = torch.softmax(logits.float(), dim=1).max(dim=1)
-        result.predictions += predicted.tolist()
-        result.confidences += top.tolist()
-        result.labels += labels.tolist()
-        result.batches += 1
-        if model.last.get("updated", False):
-            result.updates += 1
-        else:
-            result.reasons[str(model.last.get("reason", "no reason was given"))] += 1
-        if on_batch is not None:
-            result.latest = numbers(model.last) | {"confidence": float(top.mean())}
-            on_batch(result)
-    return result
+    """Run a labelled stream through an adaptive model; labels are only compared with its predictions."""
+    collected = OnlineResult()
+    for result in online(model, batches, collected.work):
+        collected.add(result)
+        on_batch(collected)
+    return collected
