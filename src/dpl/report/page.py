@@ -64,7 +64,8 @@ def _view(experiment: Experiment, room: int) -> dict[str, Any]:
     table = accuracy_table(experiment) if experiment.labelled else None
     samples = choose_samples(experiment, room)
     pictures = {"pictures": samples.pictures, "names": samples.names, "shown": samples.shown}
-    chosen = _compared_first(experiment, table)
+    ranked = _ranked(experiment, table)
+    chosen = _compared_first(experiment, ranked)
     return {
         "experiment": experiment,
         "table": table,
@@ -72,7 +73,7 @@ def _view(experiment: Experiment, room: int) -> dict[str, Any]:
         "notes": [note for note in experiment.notes if table is None or note not in table.notes],
         "chosen": chosen,
         "styles": line_styles(experiment),
-        "drawn": _drawn_first(experiment, table, chosen),
+        "drawn": _drawn_first(experiment, ranked, chosen),
         "samples": samples,
         "costs": costs(experiment),
         "findings": _by_method_and_stream(experiment),
@@ -81,23 +82,22 @@ def _view(experiment: Experiment, room: int) -> dict[str, Any]:
     }
 
 
-def _compared_first(experiment: Experiment, table: AccuracyTable | None) -> str:
+def _ranked(experiment: Experiment, table: AccuracyTable | None) -> list[str]:
+    """Return the methods by accuracy, the best first."""
+    scores = {} if table is None else {method: table.score(method) for method in experiment.methods}
+    return sorted(experiment.methods, key=lambda method: -(scores.get(method) or 0.0))
+
+
+def _compared_first(experiment: Experiment, ranked: Sequence[str]) -> str:
     """Return the method that is compared with the source model at first: DPL, or else the best."""
-    others = [method for method in experiment.methods if method != experiment.reference]
-    familiar = (method for method in ("dpl", "dpl_dagger") if method in others)
-    return next(familiar, max(others, key=lambda method: _score(table, method), default=experiment.methods[0]))
+    others = [method for method in ranked if method != experiment.reference]
+    return next((method for method in ("dpl", "dpl_dagger", *others) if method in others), ranked[0])
 
 
-def _drawn_first(experiment: Experiment, table: AccuracyTable | None, chosen: str) -> list[str]:
+def _drawn_first(experiment: Experiment, ranked: Sequence[str], chosen: str) -> list[str]:
     """Return the methods whose lines are drawn at first: few enough to tell apart."""
-    ranked = sorted(experiment.methods, key=lambda method: -_score(table, method))
     wanted = dict.fromkeys([experiment.reference, chosen, "dpl", "dpl_dagger", "pl", "tent", *ranked])
     return [method for method in wanted if method in experiment.methods][:7]
-
-
-def _score(table: AccuracyTable | None, method: str) -> float:
-    score = None if table is None else table.score(method)
-    return -1.0 if score is None else score
 
 
 def _by_method_and_stream(experiment: Experiment) -> dict[str, dict[str, list[Any]]]:

@@ -166,17 +166,14 @@ def _folder_row(method: str, stream: str, trace: PredictionTrace, record: Record
         return row
     result = record.get("result", {})
     timed = record.get("timed") or 0
-    return row | {
+    of_record = ("gflops_per_image", "peak_bytes", "skipped_because", "trainable_values")
+    return {
+        **row,
+        **{name: record.get(name) for name in of_record},
+        **{name: result.get(name) for name in ("batches", "updates", "by_source")},
         "seconds_per_image": record.get("seconds", 0.0) / timed if timed else None,
-        "gflops_per_image": record.get("gflops_per_image"),
-        "peak_bytes": record.get("peak_bytes"),
-        "batches": result.get("batches"),
-        "updates": result.get("updates"),
         "skipped": (result.get("batches") or 0) - (result.get("updates") or 0),
-        "skipped_because": record.get("skipped_because", {}),
-        "trainable_values": record.get("trainable_values"),
         "unreadable": len(result.get("failed", [])),
-        "by_source": result.get("by_source"),
     }
 
 
