@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from matplotlib import pyplot as plt
@@ -13,9 +14,8 @@ from data.make import make_pacs
 from dpl.backbones import create
 from dpl.bench import Store
 from dpl.cli import main
-from dpl.reproduce.figures import figure1, figure2, figure3, figure4, figure5
-from dpl.reproduce.figures.lines import Line
-from dpl.reproduce.figures.sheet import FORMATS
+from dpl.reproduce import embeddings, figures
+from dpl.reproduce.plotting import FORMATS
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 
@@ -144,7 +144,9 @@ def _plain_pl(store, seed):
 
 def test_figure1_axes_lines_and_bands(close):
     runs = {0: np.array([50.0, 40.0, 30.0]), 1: np.array([60.0, 50.0, 40.0])}
-    figure = figure1.draw({"cartoon": {"pl": runs, "dpl": {0: np.array([50.0, 60.0, 70.0])}}, "sketch": {"pl": runs}})
+    figure = figures.draw_cumulative(
+        {"cartoon": {"pl": runs, "dpl": {0: np.array([50.0, 60.0, 70.0])}}, "sketch": {"pl": runs}}
+    )
     first, second = figure.axes
     assert (first.get_title(), second.get_title()) == ("cartoon", "sketch")
     assert first.get_xlabel() == "iterations"
@@ -165,9 +167,9 @@ def test_figure2_counts_are_the_stores(made, place):
 
 
 def test_figure2_order_of_panels(close):
-    clouds = {m: figure2.Clouds(np.zeros((3, 2)), np.arange(3), 50.0) for m in ("dpl", "source")}
+    clouds = {m: embeddings.Features(np.zeros((3, 2)), np.arange(3), 50.0) for m in ("dpl", "source")}
     counts = {"truth": {0: np.array([2, 2, 2])}, "pl": {0: np.array([6, 0, 0])}, "dpl": {0: np.array([2, 2, 2])}}
-    figure = figure2.draw([figure2.Target("cartoon", clouds, counts)], ("dog", "cat", "cow"))
+    figure = embeddings.draw_features([embeddings.Target("cartoon", clouds, counts)], ("dog", "cat", "cow"))
     panels = figure.axes
     assert [axis.get_title() for axis in panels[:3]] == ["Source", "CE (PL)", "DPL"]
     assert panels[0].get_ylabel() == "cartoon"
@@ -176,8 +178,8 @@ def test_figure2_order_of_panels(close):
     assert [text.get_text() for text in panels[3].get_xticklabels()] == ["dog", "cat", "cow"]
     assert [text.get_text() for text in panels[3].get_legend().get_texts()] == ["GT", "CE (PL)", "DPL"]
     assert [bar.get_height() for bar in panels[3].patches[3:6]] == [6, 0, 0]
-    assert figure2.misplaced(counts, "pl") == pytest.approx(100 * 4 / 6)
-    assert figure2.misplaced(counts, "dpl") == 0
+    assert embeddings.misplaced(counts, "pl") == pytest.approx(100 * 4 / 6)
+    assert embeddings.misplaced(counts, "dpl") == 0
 
 
 def test_figure2_keeps_features_of_the_adapted_network(made, place):
@@ -207,7 +209,7 @@ def test_figure2_without_kept_features_still_shows_the_counts(made, place, tmp_p
     assert (tmp_path / "fig2.svg").read_text().count("not run") == 6
     text = (tmp_path / "fig2.md").read_text()
     assert "| sketch, pl | – |" in text
-    assert "features: not looked at: cartoon (source), cartoon (pl), cartoon (dpl), sketch" in text
+    assert "features: not collected: cartoon (source), cartoon (pl), cartoon (dpl), sketch" in text
     assert "Partial" in (tmp_path / "fig2.svg").read_text()
 
 
@@ -228,19 +230,17 @@ def test_figure3_shows_source_domains_then_confident_then_unconfident(made, clos
     rng = np.random.default_rng(0)
     sources = {name: rng.normal(size=(12, 4)).astype(np.float32) for name in ("photo", "art_painting")}
     target = np.concatenate([rng.normal(size=(5, 4)), rng.normal(9, 1, size=(7, 4))]).astype(np.float32)
-    styles = figure3.Styles("sketch", sources, target, np.arange(12) < 5)
-    assert figure3.farther(styles.distances()) == 100
-    axis = figure3.draw([styles]).axes[0]
+    styles = embeddings.Styles("sketch", sources, target, np.arange(12) < 5)
+    assert embeddings.farther(styles.distances()) == 100
+    axis = embeddings.draw_styles([styles]).axes[0]
     assert [text.get_text() for text in axis.get_legend().get_texts()] == [
         "photo (12)", "art painting (12)", "confident target (5)", "unconfident target (7)"
     ]  # fmt: skip
-    assert figure3.farther({"confident": np.zeros(0), "unconfident": np.ones(3)}) is None
+    assert embeddings.farther({"confident": np.zeros(0), "unconfident": np.ones(3)}) is None
 
 
-def test_the_second_pass_is_drawn(close):
-    texts = [text.get_text() for text in figure3.draw([]).axes[-1].texts]
-    for word in ("first pass", "second pass", "softmax", r"\hat F^a", "DPL loss"):
-        assert any(word in text for text in texts)
+def test_figure3_without_styles_says_that_they_were_not_run(close):
+    assert [text.get_text() for text in embeddings.draw_styles([]).axes[0].texts] == ["not run"]
 
 
 def test_figure4_lines_are_the_stores_accuracies_in_the_papers_order(made, place):
@@ -255,8 +255,8 @@ def test_figure4_lines_are_the_stores_accuracies_in_the_papers_order(made, place
 
 
 def test_figure4_axes_and_bands(close):
-    line = Line({4: {0: 40.0, 1: 50.0}, 16: {0: 60.0, 1: 70.0}})
-    figure = figure4.draw({"pacs": {"tent": line, "dpl": Line({16: {0: 66.0}})}}, "a note")
+    line = pd.DataFrame({4: {0: 40.0, 1: 50.0}, 16: {0: 60.0, 1: 70.0}})
+    figure = figures.draw_batch_sizes({"pacs": {"tent": line, "dpl": pd.DataFrame({16: {0: 66.0}})}}, "a note")
     axis = figure.axes[0]
     assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_title()) == ("batch size", "accuracy (%)", "pacs")
     assert [text.get_text() for text in axis.get_xticklabels()] == ["4", "16"]
@@ -272,8 +272,8 @@ def test_several_data_sets_have_a_panel_each_with_the_mean_over_targets(make_row
         make_row("tent 4", dataset, domain, accuracy, method="tent", batch_size=4)
         for dataset, domain, accuracy in (("pacs", "photo", 50), ("pacs", "sketch", 70), ("vlcs", "SUN09", 20))
     ]
-    found = figure4.panels(rows)
-    assert {group: lines["tent"].mean(4) for group, lines in found.items()} == {"pacs": 60, "vlcs": 20}
+    panels = figures.batch_size_lines(rows)
+    assert {group: lines["tent"][4].mean() for group, lines in panels.items()} == {"pacs": 60, "vlcs": 20}
 
 
 def test_figure5_panels_values_and_styles(made, place, close):
@@ -284,10 +284,11 @@ def test_figure5_panels_values_and_styles(made, place, close):
     for row in rows:
         assert data["range"][f"{row['domains'][0]} pl"]["affine"][str(row["seed"])] == pytest.approx(row["accuracy"])
     lines = {
-        ("sketch", "dpl"): Line({"all": {0: 60.0}, "affine": {0: 50.0}}),
-        ("sketch", "pl"): Line({"all": {0: 9.0}}),
+        ("sketch", "dpl"): pd.DataFrame({"all": {0: 60.0}, "affine": {0: 50.0}}),
+        ("sketch", "pl"): pd.DataFrame({"all": {0: 9.0}}),
     }
-    figure = figure5.draw({"tau": {("sketch", "dpl"): Line({1.0: {0: 1.0}, 0.1: {0: 2.0}})}, "range": lines})
+    tau = {("sketch", "dpl"): pd.DataFrame({1.0: {0: 1.0}, 0.1: {0: 2.0}})}
+    figure = figures.draw_sensitivity({"tau": tau, "range": lines})
     assert [axis.get_xlabel()[:3] for axis in figure.axes] == ["(a)", "(b)", "(c)", "(d)"]
     tau, eta, _, last = figure.axes
     assert [text.get_text() for text in tau.get_xticklabels()] == ["0.1", "1"]

@@ -1,9 +1,9 @@
-"""What stands beside the clouds is computed from the features themselves."""
+"""Measures of features and styles, computed before t-SNE bends the distances."""
 
 import numpy as np
 import pytest
 
-from dpl.reproduce.figures.embed import nearest_distance, neighbour_accuracy, standardised, subset, tsne
+from dpl.reproduce.embeddings import nearest_distance, neighbour_accuracy, standardised, subset, tsne
 
 
 def test_neighbours_vote_for_the_class():

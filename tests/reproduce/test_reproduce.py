@@ -173,6 +173,16 @@ def test_quick_makes_no_search(place, tmp_path):
     assert len(list((tmp_path / "runs" / "units").iterdir())) == 2 * 4
 
 
+@pytest.mark.parametrize("what", ["table1", "fig1"])
+def test_quick_says_above_everything_that_its_figures_mean_nothing(what, place, tmp_path, capsys):
+    (tmp_path / "tiny.yaml").write_text(EXPERIMENT.replace("tent: , dpl_dagger: , my_dpl: {method: dpl}", "pl: "))
+    assert call(place, what, tmp_path, "--quick", config=str(tmp_path / "tiny.yaml")) == 0
+    assert "Made with --quick" in capsys.readouterr().out.splitlines()[0]
+    second = [line for line in (tmp_path / f"{what}.md").read_text().splitlines() if line][1]
+    assert second.startswith("**Made with --quick")
+    assert "its figures mean nothing" in second
+
+
 def test_a_method_that_fails_is_named_and_the_others_are_shown(place, tmp_path, capsys):
     failing = EXPERIMENT.replace("my_dpl: {method: dpl}", "bad: {method: dpl_dagger, style_layer: nowhere}")
     (tmp_path / "tiny.yaml").write_text(failing)
@@ -224,7 +234,7 @@ def test_wrong_numbers_and_files_are_named(place, tmp_path, capsys):
 
 def test_an_experiment_without_the_tables_rows_is_refused(place, tmp_path, capsys):
     assert call(place, "table7", tmp_path) == 2
-    assert "none of the rows wanted here: confident, all, unconfident" in capsys.readouterr().err
+    assert "contains none of the requested rows: confident, all, unconfident" in capsys.readouterr().err
 
 
 def test_vlcs_fills_its_column_as_soon_as_it_is_there(place, tmp_path):
@@ -247,7 +257,7 @@ def test_supervised_trains_both_losses_and_writes_them(tmp_path, capsys):
     assert [found[loss]["measured"]["seeds"] for loss in ("ce", "dpl")] == [[0, 1], [0, 1]]
     assert found["ce"]["measured"]["images"] == 30
     text = (tmp_path / "out" / "supervised.md").read_text()
-    assert "Measured with debug\\_cnn, the paper with ResNet-50" in text
+    assert "cifar10: measured with debug\\_cnn, the paper with resnet50" in text
     assert "optimizer, schedule, augmentation, tau, eta and beta are ours" in text
     assert "ce, seed 1: epoch 2/2" in capsys.readouterr().err
 

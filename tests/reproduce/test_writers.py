@@ -9,13 +9,10 @@ import pytest
 
 from dpl.reproduce import paper
 from dpl.reproduce.compare import compare
-from dpl.reproduce.document import Document, Item, Setup
-from dpl.reproduce.html import to_html
-from dpl.reproduce.latex import to_latex
-from dpl.reproduce.markdown import to_markdown
+from dpl.reproduce.document import Document, Item
+from dpl.reproduce.render import render, write
 from dpl.reproduce.request import Request
-from dpl.reproduce.tables import describe
-from dpl.reproduce.write import write
+from dpl.reproduce.tables import make_document
 
 NASTY = "a|b *c* _d_ <script>alert(1)</script> 5 % of $x & {y} #z ~t ^u \\v -> w"
 
@@ -37,7 +34,7 @@ def document(rows):
     drawing = "  VLCS/\n    Caltech101/\n      bird/*.jpg"
     missing = [Item("vlcs", "DATA: VLCS was not found here; expected layout", drawing), Item("tent", NASTY)]
     request = Request(data=Path("d"), weights=Path("w"), out=Path("o"), store=Path("s"), command="dpl reproduce table1")
-    return describe(paper.load("table1"), rows, missing, request)
+    return make_document(paper.load("table1"), rows, missing, request)
 
 
 def lines_of(text, word):
@@ -45,7 +42,7 @@ def lines_of(text, word):
 
 
 def test_markdown_shows_both_lines_of_a_method(document):
-    text = to_markdown(document)
+    text = render(document, "md")
     lines = text.splitlines()
     place = lines.index("| pl | measured | **80.5** ± 0.71 | – | – | – | **80.5** ± 0.71 (4/16) |")
     assert lines[place + 1] == "|  | reported | 82.9 ± 0.96 | 74.5 ± 0.74 | 62.4 ± 0.68 | 42.6 ± 0.78 | 65.6 |"
@@ -55,26 +52,26 @@ def test_markdown_shows_both_lines_of_a_method(document):
 
 
 def test_markdown_rows_all_have_the_same_number_of_cells(document):
-    table = [line for line in to_markdown(document).splitlines() if line.startswith("|")]
+    table = [line for line in render(document, "md").splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {8}
 
 
 def test_markdown_flags_the_misprint_and_draws_the_layout(document):
-    text = to_markdown(document)
+    text = render(document, "md")
     assert "71.3 <sup>a</sup>" in text
     assert "<sup>a</sup> Misprint in the paper (swr\\_nsp, average): the four cells give 71.15" in text
     assert "\n  ```text\n    VLCS/\n      Caltech101/\n" in text
 
 
 def test_markdown_escapes(document):
-    line = next(iter(lines_of(to_markdown(document), "alert")))
+    line = next(iter(lines_of(render(document, "md"), "alert")))
     assert "\\<script\\>" in line
     assert "a\\|b \\*c\\* \\_d\\_" in line
     assert "→ w" in line
 
 
 def test_latex_rows_all_have_the_same_number_of_cells(document):
-    text = to_latex(document)
+    text = render(document, "tex")
     body = text[text.index(r"\begin{tabular}{llrrrrr}") : text.index(r"\end{tabular}")]
     rows = [line for line in body.splitlines() if line.endswith(r"\\")]
     assert {len(re.findall(r"(?<!\\)&", line)) for line in rows} == {6}
@@ -82,7 +79,7 @@ def test_latex_rows_all_have_the_same_number_of_cells(document):
 
 
 def test_latex_shows_figures_marks_and_footnotes(document):
-    text = to_latex(document)
+    text = render(document, "tex")
     assert r"\texttt{pl} & measured & \textbf{80.5}$\pm$0.71 & -- & -- & -- & \textbf{80.5}$\pm$0.71 (4/16) \\" in text
     assert r"\texttt{dpl\_dagger} (Ours) & measured & 90.0 (3/4, 300 images)" in text
     assert r"\textbf{89.9}$\pm$0.39" in text
@@ -92,7 +89,7 @@ def test_latex_shows_figures_marks_and_footnotes(document):
 
 
 def test_latex_escapes_and_balances(document):
-    text = to_latex(document)
+    text = render(document, "tex")
     line = next(iter(lines_of(text, "alert")))
     expected = (
         r"a$|$b *c* \_d\_ $<$script$>$alert(1)$<$/script$>$ 5 \% of \$x \& \{y\} \#z \textasciitilde{}t "
@@ -139,7 +136,7 @@ def read(text):
 
 
 def test_html_is_whole_and_needs_nothing_else(document):
-    text = to_html(document)
+    text = render(document, "html")
     reader = read(text)
     assert not reader.tags & {"script", "link", "img", "iframe"}
     assert not {name for name, _ in reader.attributes} & {"src", "href"}
@@ -148,7 +145,7 @@ def test_html_is_whole_and_needs_nothing_else(document):
 
 
 def test_html_shows_the_same_figures(document):
-    rows = read(to_html(document)).rows
+    rows = read(render(document, "html")).rows
     assert ["pl", "measured", "80.5 ± 0.71", "–", "–", "–", "80.5 ± 0.71 (4/16)"] in rows
     assert ["reported", "82.9 ± 0.96", "74.5 ± 0.74", "62.4 ± 0.68", "42.6 ± 0.78", "65.6"] in rows
     assert ["dpl_dagger (Ours)", "measured", "90.0 (3/4, 300 images)", "–", "–", "–", "90.0 (3/16, 300 images)"] in rows
@@ -158,7 +155,7 @@ def test_html_shows_the_same_figures(document):
 
 
 def test_html_escapes_flags_and_explains(document):
-    text = to_html(document)
+    text = render(document, "html")
     assert "&lt;script&gt;alert(1)&lt;/script&gt; 5 % of $x &amp; {y}" in text
     assert "71.3<sup>a</sup>" in text
     assert "<sup>a</sup> Misprint in the paper (swr_nsp, average)" in text
@@ -166,22 +163,22 @@ def test_html_escapes_flags_and_explains(document):
     assert "<pre>  VLCS/\n    Caltech101/" in text
 
 
-@pytest.mark.parametrize("form", [to_markdown, to_latex, to_html])
-def test_every_format_tells_how_the_figures_came_about(document, form):
-    text = form(document).replace("\\", "")
+@pytest.mark.parametrize("suffix", ["md", "tex", "html"])
+def test_every_format_tells_how_the_figures_came_about(document, suffix):
+    text = render(document, suffix).replace("\\", "")
     for words in (
         "What is missing", "What differs from the paper", "Settings were fixed; the paper chose them",
-        "Protocol", "80% in-split", "seeds 0, 1", "batch size 32", "network resnet50", "SHA-256 0123456789ab",
+        "Protocol", "80% training split", "seeds 0, 1", "batch size 32", "network resnet50", "SHA-256 0123456789ab",
         "The paper's protocol", "method dpl_dagger; lr=5e-05", "torch 2.13.0", "dpl reproduce table1",
         "tast", "Copied by the paper from the method",
     ):  # fmt: skip
-        assert words.replace("'", "&#x27;" if form is to_html else "'") in text
+        assert words.replace("'", "&#39;" if suffix == "html" else "'") in text
 
 
 def test_the_oracle_follows_as_a_second_table(rows):
     found = [row | {"oracle_accuracy": 95.0} for row in rows]
     request = Request(data=Path("d"), weights=Path("w"), out=Path("o"), store=Path("s"))
-    text = to_markdown(describe(paper.load("table1"), found, [], request))
+    text = render(make_document(paper.load("table1"), found, [], request), "md")
     assert text.count("| method |") == 2
     assert (
         "## Domain generalisation benchmarks, ResNet-50: with the settings that are best on the target (oracle)" in text
@@ -200,7 +197,7 @@ def test_four_files_are_written_and_the_json_has_every_figure(document, tmp_path
 
 def test_a_document_without_lists_has_no_empty_headings():
     grid = compare(paper.load("table8"), [])
-    text = to_markdown(Document("table8", "T", (grid,), (), (), (), (), Setup()))
+    text = render(Document(name="table8", title="T", grids=(grid,)), "md")
     assert "##" not in text
 
 

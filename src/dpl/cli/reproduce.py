@@ -15,8 +15,8 @@ from dpl.core.errors import SettingError
 if TYPE_CHECKING:
     from dpl.bench import Cell, Store
     from dpl.bench.engine import OnProgress
+    from dpl.reproduce.compare import CellText, ComparisonTable
     from dpl.reproduce.document import Item
-    from dpl.reproduce.grid import Grid, Text
     from dpl.reproduce.request import Request, Result
 
 __all__ = ["add_arguments", "run"]
@@ -62,8 +62,8 @@ def _request(args: argparse.Namespace) -> "Request":
     from dpl.cli.progress import watched
     from dpl.reproduce.request import Request
 
-    def watch(title: str, cases: "Sequence[Cell]", store: "Store") -> "AbstractContextManager[OnProgress]":
-        return watched(title, cases, store, quiet=args.json)
+    def watch(title: str, cells: "Sequence[Cell]", store: "Store") -> "AbstractContextManager[OnProgress]":
+        return watched(title, cells, store, quiet=args.json)
 
     return Request(
         data=args.data,
@@ -102,6 +102,8 @@ def _print_json(what: str, result: "Result") -> None:
 
 def _print(result: "Result") -> None:
     if result.document is not None:
+        if result.document.caution:
+            print(result.document.caution)
         for grid in result.document.grids:
             _print_grid(grid)
         _print_lists(result.document.differences, result.missing)
@@ -109,7 +111,7 @@ def _print(result: "Result") -> None:
         print(path)
 
 
-def _print_grid(grid: "Grid") -> None:
+def _print_grid(grid: "ComparisonTable") -> None:
     headers = ["method", "", *(column.name for column in grid.columns)]
     rows = []
     for row in grid.rows:
@@ -120,7 +122,7 @@ def _print_grid(grid: "Grid") -> None:
     print()
 
 
-def _plain(text: "Text | None") -> str:
+def _plain(text: "CellText | None") -> str:
     """Return a figure with `*` for the best and `+` for the second best."""
     if text is None:
         return "-"

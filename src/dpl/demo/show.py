@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpl.demo.digits import uci_digits
 from dpl.model.adaptive import adapt
-from dpl.reproduce.curves import cumulative_accuracy
+from dpl.reproduce.plotting import cumulative_accuracy
 from dpl.runs.online import OnlineResult, evaluate
 
 __all__ = ["METHODS", "DemoRow", "run_demo", "write_picture"]

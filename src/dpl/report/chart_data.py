@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dpl.report.runs import Experiment, Integers, PredictionTrace, paired
 from dpl.report.summary import shown
-from dpl.reproduce.style import COLOURS, colour
+from dpl.reproduce.plotting import COLOURS, colour
 
 __all__ = ["chart_data", "line_styles"]
 

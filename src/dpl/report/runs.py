@@ -17,8 +17,7 @@ from dpl.bench.selection import chosen, complete
 from dpl.core.errors import DataError, DplError
 from dpl.data.folders import shorten
 from dpl.guard.events import GuardEvent
-from dpl.reproduce.document import Item
-from dpl.reproduce.facts import protocol_items, setting_items, version_lines
+from dpl.reproduce.document import Item, protocol_items, setting_items, version_lines
 from dpl.reproduce.layouts import Row
 
 __all__ = [

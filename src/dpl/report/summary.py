@@ -3,17 +3,16 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
+import pandas as pd
 
 from dpl.report.runs import Experiment, PredictionTrace, paired
 from dpl.reproduce import paper
-from dpl.reproduce.facts import differences
-from dpl.reproduce.grid import Measured
+from dpl.reproduce.compare import Measured, SeedMeans, average
+from dpl.reproduce.document import differences
 from dpl.reproduce.layouts import LAYOUTS, Layout, Row
 from dpl.reproduce.paper import Table
-from dpl.reproduce.series import Series
 
 __all__ = [
     "AVERAGE", "AccuracyTable", "Cost", "Finding", "PrintedFigure", "accuracy_table", "costs", "findings", "headline",
@@ -83,19 +82,17 @@ class AccuracyTable:
 def accuracy_table(experiment: Experiment) -> AccuracyTable:
     """Return the table; only methods that have every stream have an average."""
     streams = experiment.streams
-    series: dict[tuple[str, str], Series] = {}
+    means: dict[tuple[str, str], SeedMeans] = {}
     for method in experiment.methods:
-        own = {stream: found for stream in streams if (found := _series(experiment, method, stream)) is not None}
-        series |= {(method, stream): found for stream, found in own.items()}
-        seeds = set.intersection(*(set(found.values) for found in own.values())) if len(own) == len(streams) else set()
-        if len(streams) > 1 and seeds:
-            means = {seed: fmean(found.values[seed] for found in own.values()) for seed in sorted(seeds)}
-            images = sum(found.images for found in own.values())
-            series[method, AVERAGE] = Series(means, images, len(streams), len(streams))
+        own = {stream: found for stream in streams if (found := _seed_means(experiment, method, stream)) is not None}
+        means |= {(method, stream): found for stream, found in own.items()}
+        mean = average(list(own.values()), len(streams)) if 1 < len(streams) == len(own) else None
+        if mean is not None:
+            means[method, AVERAGE] = mean
     printed, notes = _printed(experiment) if "dataset" in experiment.rows[0] else ({}, ())
     return AccuracyTable(
         columns=(AVERAGE, *streams) if len(streams) > 1 else streams,
-        measured={key: found.summary() for key, found in series.items()},
+        measured={key: found.summary() for key, found in means.items()},
         printed=printed,
         images={row["stream"]: int(row["n"]) for row in experiment.rows},
         reference=experiment.reference,
@@ -103,9 +100,10 @@ def accuracy_table(experiment: Experiment) -> AccuracyTable:
     )
 
 
-def _series(experiment: Experiment, method: str, stream: str) -> Series | None:
+def _seed_means(experiment: Experiment, method: str, stream: str) -> SeedMeans | None:
     rows = [row for row in experiment.rows_of(method) if row["stream"] == stream and row.get("accuracy") is not None]
-    return Series({row["seed"]: row["accuracy"] for row in rows}, rows[0]["n"], 1, 1) if rows else None
+    values = pd.Series({row["seed"]: row["accuracy"] for row in rows}, dtype=float)
+    return SeedMeans(values, rows[0]["n"], 1, 1) if rows else None
 
 
 def _printed(experiment: Experiment) -> tuple[dict[tuple[str, str], PrintedFigure], tuple[str, ...]]:
@@ -117,7 +115,7 @@ def _printed(experiment: Experiment) -> tuple[dict[tuple[str, str], PrintedFigur
         fresh = {key: cell for key, cell in _printed_in(table, layout, experiment).items() if key not in found}
         if fresh and name != "supervised":
             found |= fresh
-            notes += [f"{_title(table)} of the paper: {_scope(table, layout)}", *differences(table, experiment.rows)]
+            notes += [f"{_title(table)} of the paper: {_scope(table, layout)}", *differences(experiment.rows, layout)]
     return found, tuple(dict.fromkeys(notes))
 
 

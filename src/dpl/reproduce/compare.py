@@ -1,77 +1,316 @@
-"""From a table of the paper and measured rows to a grid: a pure function of the two."""
+"""A table of the paper with measured figures beside the printed ones: means, coverage, ranks, gains, footnotes."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mode
 from string import ascii_lowercase
+from typing import Any
 
-from dpl.reproduce.grid import Column, Entry, Footnote, Grid, GridRow, Measured
-from dpl.reproduce.layouts import LAYOUTS, Row
-from dpl.reproduce.paper import Improvement, Table
-from dpl.reproduce.series import Series, collect, mean_of
+import pandas as pd
 
-__all__ = ["column_group", "compare", "oracle"]
+from dpl.core.errors import SettingError
+from dpl.reproduce.layouts import LAYOUTS, Layout, Row
+from dpl.reproduce.paper import Cell, Improvement, Table
+
+__all__ = [
+    "CellText", "Column", "ComparisonRow", "ComparisonTable", "Entry", "Footnote", "Measured", "SeedMeans",
+    "average", "column_group", "compare", "oracle", "seed_means",
+]  # fmt: skip
 
 _WIDE = 8  # a table with more columns leaves out groups in which nothing was measured
 _LAST_DIGIT = "The printed cells' mean rounds to another last digit; unrounded cells could give the printed one."
 
-Values = dict[tuple[str, str], Measured]
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure in percent: over seeds, the mean and the standard deviation of the mean over streams."""
+
+    value: float
+    deviation: float | None
+    """Sample standard deviation over seeds; None for one seed."""
+    seeds: tuple[int, ...]
+    images: int
+    """Predictions behind the figure, for one seed."""
+    parts: int
+    """Streams (domains, corruptions) that went in."""
+    expected: int
+    """Streams that the paper's figure stands for."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing that the paper's figure has."""
+        return self.parts == self.expected
 
 
-def compare(table: Table, rows: Sequence[Row]) -> Grid:
+@dataclass(frozen=True)
+class SeedMeans:
+    """One value per seed, the mean over `parts` of `expected` streams."""
+
+    values: "pd.Series[float]"
+    images: int
+    parts: int
+    expected: int
+
+    def summary(self) -> Measured:
+        """Return mean and deviation over the seeds."""
+        deviation = float(self.values.std()) if len(self.values) > 1 else None
+        seeds = tuple(int(seed) for seed in self.values.index)
+        return Measured(float(self.values.mean()), deviation, seeds, self.images, self.parts, self.expected)
+
+
+@dataclass(frozen=True)
+class Footnote:
+    """A mark on a printed figure, and its text."""
+
+    mark: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell; a rank is 1 for the best of the column, 2 for the second best, None for the others."""
+
+    measured: Measured | None
+    reported: Cell | None
+    measured_rank: int | None = None
+    reported_rank: int | None = None
+    marks: tuple[str, ...] = ()
+    """Footnotes on the printed figure."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: `images` is the count behind most of its measured figures, None where nothing was measured."""
+
+    name: str
+    digits: int
+    signed: bool = False
+    images: int | None = None
+
+    def format(self, value: float) -> str:
+        """Return a figure with the decimals of the column."""
+        return f"{value:{'+' if self.signed else ''}.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class CellText:
+    """A figure as every format shows it: `82.1`, `0.32`, `3/4` of the streams, rank, footnote marks."""
+
+    figure: str
+    deviation: str = ""
+    coverage: str = ""
+    images: str = ""
+    """How many there were, where it is not the column's number."""
+    rank: int | None = None
+    marks: tuple[str, ...] = ()
+
+    @property
+    def scope(self) -> str:
+        """What went into the figure, where it is less or other than the column's."""
+        return ", ".join(word for word in (self.coverage, self.images) if word)
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One method: `label` is its name in the paper, empty for a method that the paper's table lacks."""
+
+    name: str
+    label: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def printed(self) -> bool:
+        """Whether the paper prints any of its figures; a method of one's own has one line instead of two."""
+        return any(entry.reported for entry in self.entries)
+
+    @property
+    def other_label(self) -> str:
+        """The paper's name of the method where it differs from ours."""
+        return "" if self.label.lower() == self.name.lower() else self.label
+
+
+@dataclass(frozen=True)
+class ComparisonTable:
+    """A whole table as data, before any format."""
+
+    name: str
+    title: str
+    metric: str
+    columns: tuple[Column, ...]
+    rows: tuple[ComparisonRow, ...]
+    footnotes: tuple[Footnote, ...]
+    left_out: tuple[str, ...] = ()
+    """Groups of columns that are not shown because nothing of them was measured."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is any measured figure."""
+        return any(entry.measured for row in self.rows for entry in row.entries)
+
+    @property
+    def shown_footnotes(self) -> list[Footnote]:
+        """The footnotes whose mark stands in a column that is shown."""
+        marks = {mark for row in self.rows for entry in row.entries for mark in entry.marks}
+        return [note for note in self.footnotes if note.mark in marks]
+
+    @property
+    def remarks(self) -> list[str]:
+        """Remarks on the table as a whole, shown below it."""
+        left_out = ", ".join(self.left_out)
+        return [f"Columns left out, since nothing was measured for them: {left_out}."] if left_out else []
+
+    def counts(self) -> list[str]:
+        """Return the number of images behind each column."""
+        return ["–" if column.images is None else f"{column.images:,}" for column in self.columns]
+
+    def texts(self, row: ComparisonRow) -> tuple[list[CellText | None], list[CellText | None]]:
+        """Return the two lines of a method: measured and printed figures."""
+        pairs = list(zip(row.entries, self.columns, strict=True))
+        return [_measured_text(*pair) for pair in pairs], [_reported_text(*pair) for pair in pairs]
+
+
+def _measured_text(entry: Entry, column: Column) -> CellText | None:
+    """Return the text of a measured figure, None where there is none."""
+    found = entry.measured
+    if found is None:
+        return None
+    deviation = "" if found.deviation is None else f"{found.deviation:.2f}"
+    coverage = "" if found.complete else f"{found.parts}/{found.expected}"
+    images = "" if found.images == column.images else f"{found.images:,} images"
+    return CellText(column.format(found.value), deviation, coverage, images, entry.measured_rank)
+
+
+def _reported_text(entry: Entry, column: Column) -> CellText | None:
+    """Return the text of a printed figure, None where the paper prints none."""
+    cell = entry.reported
+    if cell is None:
+        return None
+    deviation = "" if cell.deviation is None else f"{cell.deviation:.2f}"
+    return CellText(column.format(cell.value), deviation, rank=entry.reported_rank, marks=entry.marks)
+
+
+Place = tuple[str, str]
+"""Method and column."""
+Values = dict[Place, Measured]
+
+
+def compare(table: Table, rows: Sequence[Row]) -> ComparisonTable:
     """Return the table with measured figures beside the printed ones.
 
     Rows are those of the paper, then methods that only the experiment has, where the table is open to them. An average
     counts the streams that went in, and a gain is computed where both its figures stand for the same streams.
     """
-    return _compare(table, rows, table.title, lambda row: row["accuracy"])
+    return _compare(table, rows, table.title, "accuracy")
 
 
-def oracle(table: Table, rows: Sequence[Row]) -> Grid | None:
-    """Return the same table for the settings that were best on the target, None where they were not looked for."""
+def oracle(table: Table, rows: Sequence[Row]) -> ComparisonTable | None:
+    """Return the same table for the settings that were best on the target, None where they were not searched."""
     found = [row for row in rows if "oracle_accuracy" in row]
     title = f"{table.title}: with the settings that are best on the target (oracle)"
-    return _compare(table, found, title, lambda row: row["oracle_accuracy"]) if found else None
+    return _compare(table, found, title, "oracle_accuracy") if found else None
 
 
-def _compare(table: Table, rows: Sequence[Row], title: str, accuracy: Callable[[Row], float]) -> Grid:
+def _compare(table: Table, rows: Sequence[Row], title: str, figure: str) -> ComparisonTable:
     layout = LAYOUTS[table.name]
-
-    def value(row: Row) -> float:
-        return 100 - accuracy(row) if table.metric == "error" else accuracy(row)
-
-    leaves = collect(rows, layout, value)
-    extra = [name for name in dict.fromkeys(name for name, _ in leaves) if name not in table.rows]
+    cells = seed_means(rows, layout, figure, as_error=table.metric == "error")
+    extra = [name for name in dict.fromkeys(name for name, _ in cells) if name not in table.rows]
     names = (*table.rows, *(extra if layout.open_rows else ()))
-    values = _values(table, names, leaves, layout.streams)
-    marks, footnotes = _footnotes(table)
+    values = _values(table, names, cells, layout.streams)
     columns = [_column(table, column, names, values) for column in table.columns]
-    entries = {name: [_entry(table, name, column.name, values, marks) for column in columns] for name in names}
-    _rank(table, columns, entries)
-    kept = _kept(columns)
-    body = tuple(GridRow(name, table.printed_as.get(name, ""), tuple(entries[name][i] for i in kept)) for name in names)
-    left_out = tuple(dict.fromkeys(column_group(c.name) for i, c in enumerate(columns) if i not in kept))
-    return Grid(table.name, title, table.metric, tuple(columns[i] for i in kept), body, footnotes, left_out)
+    shown = _shown(columns)
+    ranks = {column.name: _ranks(table, column, names, values) for column in shown}
+    marks, footnotes = _footnotes(table)
+
+    def entry(name: str, column: str) -> Entry:
+        ours, theirs = ranks[column]
+        place = name, column
+        return Entry(values.get(place), table.value(*place), ours.get(name), theirs.get(name), marks.get(place, ()))
+
+    body = [
+        ComparisonRow(name, table.printed_as.get(name, ""), tuple(entry(name, column.name) for column in shown))
+        for name in names
+    ]
+    left_out = tuple(dict.fromkeys(column_group(column.name) for column in columns if column not in shown))
+    return ComparisonTable(table.name, title, table.metric, tuple(shown), tuple(body), footnotes, left_out)
 
 
-def _values(
-    table: Table, names: Sequence[str], leaves: Mapping[tuple[str, str], Series], streams: int
-) -> dict[tuple[str, str], Measured]:
+def seed_means(
+    rows: Sequence[Row], layout: Layout, figure: str = "accuracy", *, as_error: bool = False
+) -> dict[Place, SeedMeans]:
+    """Return one value per seed for every method and column that has a measurement.
+
+    Only seeds that ran on the same streams are averaged: those with most of them, of equals those of the earliest.
+    """
+    streams = [
+        {
+            "label": row["label"],
+            "column": place[0],
+            "stream": place[1],
+            "seed": row["seed"],
+            "value": 100 - row[figure] if as_error else row[figure],
+            "images": row["n"],
+            "row": row,
+        }
+        for row in rows
+        if (place := layout.place(row)) is not None
+    ]
+    if not streams:
+        return {}
+    grouped = pd.DataFrame(streams).groupby(["label", "column"], sort=False)
+    return {(str(label), str(column)): _cell(cell, layout.streams) for (label, column), cell in grouped}
+
+
+def _cell(streams: pd.DataFrame, expected: int) -> SeedMeans:
+    """Return the mean over the streams of a cell, for each seed that has all of them."""
+    for _, same in streams.groupby(["seed", "stream"], sort=False):
+        _refuse_two(list(same["row"]))
+    once = streams.drop_duplicates(["seed", "stream"])
+    table = once.pivot(index="seed", columns="stream", values="value")
+    there = table.notna()
+    fullest: Any = there.sum(axis=1).idxmax()
+    values = table[there.eq(there.loc[fullest]).all(axis=1)].mean(axis=1)
+    images = int(once.loc[once["seed"] == fullest, "images"].sum())
+    return SeedMeans(values, images, int(there.loc[fullest].sum()), expected)
+
+
+def _refuse_two(rows: Sequence[Row]) -> None:
+    """Raise where two experiments would fill the same cell: their mean would be neither's."""
+    first = rows[0]
+    for other in rows[1:]:
+        if first["unit"] != other["unit"]:
+            raise SettingError(
+                f"{first['label']}: the sections {first['section']!r} and {other['section']!r} both measured "
+                f"{other['dataset']}/{other['domains'][0]} with seed {other['seed']}; keep one of them in the "
+                "experiment file"
+            )
+
+
+def _values(table: Table, names: Sequence[str], cells: Mapping[Place, SeedMeans], streams: int) -> Values:
     """Return every measured figure: cells, averages, gains."""
 
     def size(column: str) -> int:
         return sum(map(size, table.averages[column])) if column in table.averages else streams
 
-    def series(name: str, column: str) -> Series | None:
+    def means(name: str, column: str) -> SeedMeans | None:
         if column not in table.averages:
-            return leaves.get((name, column))
-        return mean_of([series(name, member) for member in table.averages[column]], size(column))
+            return cells.get((name, column))
+        return average([means(name, member) for member in table.averages[column]], size(column))
 
     plain = [column for column in table.columns if column not in table.improvements]
-    values = {(n, c): found.summary() for n in names for c in plain if (found := series(n, c)) is not None}
+    values = {(n, c): found.summary() for n in names for c in plain if (found := means(n, c)) is not None}
     for column, gain in table.improvements.items():
         values |= _gains(table.metric, names, column, gain, values)
     return values
+
+
+def average(members: Sequence[SeedMeans | None], expected: int) -> SeedMeans | None:
+    """Return the average over columns, of those that are there and for the seeds that all of them share."""
+    present = [member for member in members if member is not None]
+    if not present:
+        return None
+    shared = pd.concat([member.values for member in present], axis=1, join="inner").sort_index()
+    images, parts = sum(member.images for member in present), sum(member.parts for member in present)
+    return None if shared.empty else SeedMeans(shared.mean(axis=1), images, parts, expected)
 
 
 def _gains(metric: str, names: Sequence[str], column: str, gain: Improvement, values: Values) -> Values:
@@ -88,19 +327,50 @@ def _gains(metric: str, names: Sequence[str], column: str, gain: Improvement, va
 
 
 def _column(table: Table, name: str, rows: Sequence[str], values: Values) -> Column:
-    counts = Counter(values[row, name].images for row in rows if (row, name) in values)
-    images = counts.most_common(1)[0][0] if counts else None
-    return Column(name, table.digits(name), name in table.improvements, images)
+    counts = [values[row, name].images for row in rows if (row, name) in values]
+    return Column(name, table.digits(name), name in table.improvements, mode(counts) if counts else None)
 
 
-def _entry(
-    table: Table, row: str, column: str, values: Values, marks: Mapping[tuple[str, str], tuple[str, ...]]
-) -> Entry:
-    return Entry(values.get((row, column)), table.value(row, column), marks=marks.get((row, column), ()))
+def _shown(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns to show: all, or of a wide table those of groups in which something was measured."""
+    groups = {column_group(column.name) for column in columns if column.images is not None} - {""}
+    if len(columns) <= _WIDE or not groups:
+        return list(columns)
+    return [column for column in columns if column_group(column.name) in groups | {""}]
 
 
-def _footnotes(table: Table) -> tuple[dict[tuple[str, str], tuple[str, ...]], tuple[Footnote, ...]]:
-    """Return the marks of each cell and the notes that they stand for; equal notes share a mark."""
+def column_group(column: str) -> str:
+    """Return the beginning of a name such as `cifar10_c/5` or `clipart->real`, empty for others."""
+    for separator in ("/", "->"):
+        if separator in column:
+            return column.split(separator)[0]
+    return ""
+
+
+def _ranks(table: Table, column: Column, names: Sequence[str], values: Values) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the best two of a column among the measured and among the printed figures; a gain is not ranked."""
+    if column.signed:
+        return {}, {}
+    found = {name: values[name, column.name] for name in names if (name, column.name) in values}
+    widest = max((measured.parts for measured in found.values()), default=0)
+    # A mean over fewer streams competes with nobody, nor does a figure that cannot be right.
+    ours = {name: measured.value for name, measured in found.items() if measured.parts == widest}
+    printed = {name: table.value(name, column.name) for name in names}
+    theirs = {name: cell.value for name, cell in printed.items() if cell and not cell.misprint}
+    return _best_two(ours, table.metric, column.digits), _best_two(theirs, table.metric, column.digits)
+
+
+def _best_two(figures: Mapping[str, float], metric: str, digits: int) -> dict[str, int]:
+    """Return the first and the second by the figures as shown; equals share a rank, and all equal have none."""
+    shown = pd.Series({name: round(value, digits) for name, value in figures.items()}, dtype=float)
+    if shown.nunique() < 2:
+        return {}
+    ranks = shown.rank(method="dense", ascending=metric == "error")
+    return {str(name): int(rank) for name, rank in ranks.items() if rank <= 2}
+
+
+def _footnotes(table: Table) -> tuple[dict[Place, tuple[str, ...]], tuple[Footnote, ...]]:
+    """Return the marks of each cell and the notes that they refer to; equal notes share a mark."""
     names: dict[str, str] = {}
     marks = {}
     for (row, column), cell in table.cells.items():
@@ -118,44 +388,3 @@ def _letter(number: int) -> str:
     """Return a, b ... z, aa, ab ..."""
     first, last = divmod(number, len(ascii_lowercase))
     return (ascii_lowercase[first - 1] if first else "") + ascii_lowercase[last]
-
-
-def _rank(table: Table, columns: Sequence[Column], entries: dict[str, list[Entry]]) -> None:
-    """Mark the best and the second best of each column, measured and printed, each among their own."""
-    for i, column in enumerate(columns):
-        if column.signed:
-            continue
-        cells = {name: row[i] for name, row in entries.items()}
-        widest = max((cell.measured.parts for cell in cells.values() if cell.measured), default=0)
-        # A mean over fewer streams competes with nobody, nor does a figure that cannot be right.
-        measured = {n: c.measured.value for n, c in cells.items() if c.measured and c.measured.parts == widest}
-        printed = {n: c.reported.value for n, c in cells.items() if c.reported and not c.reported.misprint}
-        ours, theirs = (_ranks(figures, table.metric, column.digits) for figures in (measured, printed))
-        for name, row in entries.items():
-            row[i] = replace(row[i], measured_rank=ours.get(name), reported_rank=theirs.get(name))
-
-
-def _ranks(figures: Mapping[str, float], metric: str, digits: int) -> dict[str, int]:
-    """Return who is first and second by the figures as they are shown; equals share a rank, and all equal have none."""
-    shown = {name: round(value, digits) for name, value in figures.items()}
-    order = sorted(set(shown.values()), reverse=metric == "accuracy")
-    if len(order) < 2:
-        return {}
-    return {name: order.index(value) + 1 for name, value in shown.items() if value in order[:2]}
-
-
-def _kept(columns: Sequence[Column]) -> list[int]:
-    """Return which columns are shown: all, or of a wide table those of groups in which something was measured."""
-    groups = {column_group(column.name) for column in columns if column.images is not None} - {""}
-    everything = list(range(len(columns)))
-    if len(columns) <= _WIDE or not groups:
-        return everything
-    return [i for i in everything if column_group(columns[i].name) in groups | {""}]
-
-
-def column_group(column: str) -> str:
-    """Return the beginning of a name such as `cifar10_c/5` or `clipart->real`, empty for others."""
-    for separator in ("/", "->"):
-        if separator in column:
-            return column.split(separator)[0]
-    return ""

@@ -8,11 +8,12 @@ from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS
 from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import normalise_name
 
-__all__ = ["LAYOUTS", "Layout", "Row", "network_name"]
+__all__ = ["FIGURES", "LAYOUTS", "Layout", "Row", "network_name"]
 
 Row = Mapping[str, Any]
 """One finished segment as `dpl.bench.cell_rows` returns it."""
 
+_PAPER_SEEDS = 3
 _BACKBONES = {"resnet18": "resnet18", "vit_base_patch16": "vit_b16", "mixer_b16": "mixer_b16"}
 
 
@@ -30,6 +31,8 @@ class Layout:
     """The paper's network by the beginning of the column's name."""
     selected: bool = False
     """Whether the paper chose settings on source validation."""
+    seeds: int | None = _PAPER_SEEDS
+    """Seeds behind the paper's figures; None where it does not say."""
 
 
 def network_name(network: str) -> str:
@@ -90,6 +93,11 @@ LAYOUTS: Mapping[str, Layout] = {
     "table6": Layout(_by_backbone, selected=True),
     "table7": _ABLATION,
     "table8": _ABLATION,
-    "supervised": Layout(lambda row: (row["dataset"], row["dataset"]), open_rows=False, networks={"": "resnet50"}),
+    "supervised": Layout(
+        lambda row: (row["dataset"], row["dataset"]), open_rows=False, networks={"": "resnet50"}, seeds=None
+    ),
 }
 """By the table's name."""
+
+FIGURES = Layout(lambda row: (row["dataset"], row["domains"][0]), networks={"": "resnet50"})
+"""Of every figure: a value for each stream, measured with the same network."""

@@ -1,128 +1,131 @@
-"""From an experiment file to the cases that this machine has weights for, and what it lacks for the others."""
+"""An experiment on this machine: which cells have data and weights, their runs, and what is missing for the rest."""
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
+import torch
 
-from dpl.bench import Cell, FileLocations, read_grid
-from dpl.bench.images import CORRUPTED, DOMAINS, known_domains
-from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, Section, read_sections
+from dpl.bench import BenchContext, Cell, FileLocations, Store, Unit, cell_rows, run_cells, run_in_processes
+from dpl.bench.grid import section_cells
+from dpl.bench.images import CORRUPTED, DOMAINS, check_data, known_domains
+from dpl.bench.plans import StoredRequest, write_request
+from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, Section, read_sections, within
+from dpl.bench.selection import chosen, complete
 from dpl.core.errors import DataError, SettingError
 from dpl.data import open_benchmark
 from dpl.data.folders import shorten
 from dpl.data.sets import choose_domains
 from dpl.reproduce.document import Item
+from dpl.reproduce.layouts import Row
 from dpl.reproduce.request import Request
 
-__all__ = ["Plan", "data_item", "make_plan"]
+__all__ = [
+    "Experiment",
+    "ExperimentPlan",
+    "data_item",
+    "image_context",
+    "make_plan",
+    "nothing_measured",
+    "run_experiment",
+]
 
 _QUICK_LIMIT = 200
-_QUICK = {"selection": False, "oracle": False}
-
-Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExperimentPlan:
     """What an experiment file comes to on this machine."""
 
     title: str
     sections: tuple[Section, ...]
-    cases: tuple[Cell, ...]
+    cells: tuple[Cell, ...]
     files: Mapping[str, Path]
     missing: tuple[Item, ...]
 
 
-def make_plan(path: Path, request: Request, only: Collection[str] | None = None) -> Plan:
-    """Read an experiment file stream by stream, so that one without weights does not cost the others.
+@dataclass(frozen=True)
+class Experiment:
+    """The measured rows of a plan, and why others are not there."""
+
+    plan: ExperimentPlan
+    rows: list[Row]
+    missing: tuple[Item, ...]
+    failed: dict[str, str]
+    store: Store
+
+    def finished(self) -> list[tuple[Cell, Unit]]:
+        """Return the cells that are done, each with the unit that counts."""
+        cells = self.plan.cells
+        return [(cell, chosen(cell, self.store).target) for cell in cells if complete(cell, self.store)]
+
+
+def run_experiment(path: Path, request: Request, only: Collection[str] | None = None) -> Experiment:
+    """Run what the results folder lacks of an experiment file, unless asked not to; return what it has then.
 
     `only` names the rows that are wanted, None all of them.
     """
+    plan = make_plan(path, request, only)
+    store = Store(request.store)
+    missing, failed = list(plan.missing), {}
+    runnable: Sequence[Cell] = plan.cells
+    if request.run:
+        context = image_context(plan, request)
+        runnable, absent = _with_data(plan.cells, context)
+        missing += absent
+        failed = _run(plan.title, runnable, store, context, request)
+    missing += _failures(runnable, failed)
+    missing += _not_run([cell for cell in runnable if _failure(cell, failed) is None], store)
+    return Experiment(plan, list(cell_rows(plan.cells, store)), tuple(missing), failed, store)
+
+
+def image_context(plan: ExperimentPlan, request: Request) -> BenchContext:
+    """Return what is needed to run images through the experiment's networks."""
+    cache = request.cache or request.store / "cache"
+    return BenchContext(request.data, plan.files, cache=cache, decoded=request.cache, workers=1)
+
+
+def nothing_measured(name: str, request: Request, missing: Sequence[Item]) -> DataError:
+    """Return the error that says why there is no figure to show."""
+    reasons = "".join(f"\n{item.lines()}" for item in missing)
+    if request.run:
+        return DataError(f"{name}: nothing could be run{reasons}")
+    return DataError(
+        f"--no-run: {request.store} holds no result of {name} with these settings; leave --no-run out to run it, or "
+        f"name the folder of its results with --store{reasons}"
+    )
+
+
+def make_plan(path: Path, request: Request, only: Collection[str] | None = None) -> ExperimentPlan:
+    """Read an experiment file stream by stream, so that one without weights does not cost the others."""
     title, sections = read_sections(path)
-    _check_rows(path, sections, only)
-    places = FileLocations(request.data, request.weights, path.parent)
-    cases: list[Cell] = []
+    if only is not None and not any(entry.label in only for section in sections for entry in section.methods):
+        raise SettingError(f"{path}: contains none of the requested rows: {', '.join(only)}")
+    locations = FileLocations(request.data, request.weights, path.parent)
+    cells: list[Cell] = []
     missing: list[Item] = []
-    for section, values in zip(sections, _merged(path), strict=True):
-        absent = _absence(section, places)
+    for section in sections:
+        absent = _absence(section, locations)
         if absent is not None:
             missing.append(absent)
             if request.run:
                 continue
-        found, lacking = _section_cases(section, values | (_QUICK if request.quick else {}), path, places, request)
-        cases += [case for case in found if only is None or case.label in only]
+        with within(str(path)):
+            found, lacking = _section_cells(_shortened(section, request), locations)
+        cells += [cell for cell in found if only is None or cell.label in only]
         missing += [Item(section.name, f"{shorten(streams)}: {reason}") for reason, streams in _by_reason(lacking)]
-    return Plan(title, tuple(sections), tuple(cases), places.files, tuple(missing))
+    return ExperimentPlan(title, tuple(sections), tuple(cells), locations.files, tuple(missing))
 
 
-def _check_rows(path: Path, sections: Sequence[Section], only: Collection[str] | None) -> None:
-    if only is not None and not any(entry.label in only for section in sections for entry in section.methods):
-        raise SettingError(f"{path}: it has none of the rows wanted here: {', '.join(only)}")
-
-
-def _merged(path: Path) -> list[Values]:
-    """Return the keys of each section as they stand in the file, which has been checked by then."""
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    parts = content.pop("sections", [{}])
-    return [{**content, **part} for part in parts]
-
-
-def _section_cases(
-    section: Section, values: Values, path: Path, places: FileLocations, request: Request
-) -> tuple[list[Cell], list[tuple[str, str]]]:
-    """Return the cases of a section that have their source weights, and of the others name and reason."""
-    cases: list[Cell] = []
-    lacking: list[tuple[str, str]] = []
-    limit = min(request.limit or _QUICK_LIMIT, _QUICK_LIMIT) if request.quick else request.limit
-    with TemporaryDirectory() as folder:
-        piece = Path(folder) / path.name
-        for change in _streams(section, request):
-            piece.write_text(
-                yaml.safe_dump(values | change | {"name": section.name}, sort_keys=False), encoding="utf-8"
-            )
-            try:
-                cases += read_grid(piece, places, limit=limit).cells
-            except DataError as error:
-                lacking.append((_title(change), str(error)))
-            except SettingError as error:
-                raise SettingError(str(error).replace(str(piece), str(path))) from error
-    return cases, lacking
-
-
-def _title(change: Values) -> str:
-    """Return a short name for one stream."""
-    ends = "->".join(str(change[key][0]) for key in ("sources", "targets") if key in change)
-    return f"{ends} seed {change['seeds'][0]}".strip()
-
-
-def _by_reason(lacking: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """Put streams together that lack the same; where each lacks a file of its own, the first stands for all."""
-    if len({reason for _, reason in lacking}) == len(lacking) > 1:
-        return [(f"{lacking[0][1]} (for the first of them)", [stream for stream, _ in lacking])]
-    reasons = dict.fromkeys(reason for _, reason in lacking)
-    return [(reason, [stream for stream, other in lacking if other == reason]) for reason in reasons]
-
-
-def _streams(section: Section, request: Request) -> Iterator[Values]:
-    """Yield the changes that make of a section one stream with one seed: the smallest part with weights of its own."""
-    sources: list[str] | list[None] = [None]
-    targets: list[str] | list[None] = [None]
-    if section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE):
-        known = DOMAINS[section.dataset]
-        targets = choose_domains(section.dataset, section.targets, known)
-        sources = (
-            choose_domains(section.dataset, section.sources, known) if section.protocol == SINGLE_SOURCE else [None]
-        )
-    for source, target, seed in product(sources, targets, _seeds(section.seeds, request)):
-        if source is None or source != target:
-            chosen = {"sources": source, "targets": target}
-            yield {"seeds": [seed]} | {key: [name] for key, name in chosen.items() if name is not None}
+def _shortened(section: Section, request: Request) -> Section:
+    """Return the section with the seeds and images asked for; a quick one has no search."""
+    limits = [section.limit, request.limit, _QUICK_LIMIT if request.quick else None]
+    known = [limit for limit in limits if limit is not None]
+    section = replace(section, seeds=_seeds(section.seeds, request), limit=min(known, default=None))
+    return replace(section, selection=None, oracle=False) if request.quick else section
 
 
 def _seeds(seeds: tuple[int, ...], request: Request) -> tuple[int, ...]:
@@ -132,25 +135,136 @@ def _seeds(seeds: tuple[int, ...], request: Request) -> tuple[int, ...]:
     return (*seeds, *further)[:count]
 
 
-def _absence(section: Section, places: FileLocations) -> Item | None:
+def _section_cells(section: Section, locations: FileLocations) -> tuple[list[Cell], list[tuple[str, str]]]:
+    """Return the cells of a section that have their source weights, and of the other streams name and reason."""
+    cells: list[Cell] = []
+    lacking: list[tuple[str, str]] = []
+    for title, stream in _streams(section):
+        try:
+            cells += section_cells(stream, locations)
+        except DataError as error:
+            lacking.append((title, str(error)))
+    return cells, lacking
+
+
+def _streams(section: Section) -> Iterator[tuple[str, Section]]:
+    """Yield each stream with each seed as a section, with a short name: the smallest part with weights of its own."""
+    sources: Sequence[str | None] = [None]
+    targets: Sequence[str | None] = [None]
+    if section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE):
+        known = DOMAINS[section.dataset]
+        targets = choose_domains(section.dataset, section.targets, known)
+        if section.protocol == SINGLE_SOURCE:
+            sources = choose_domains(section.dataset, section.sources, known)
+    for source, target, seed in product(sources, targets, section.seeds):
+        if source is None or source != target:
+            title = "->".join(name for name in (source, target) if name is not None)
+            stream = replace(
+                section,
+                seeds=(seed,),
+                sources=section.sources if source is None else (source,),
+                targets=section.targets if target is None else (target,),
+            )
+            yield f"{title} seed {seed}".strip(), stream
+
+
+def _by_reason(lacking: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Group streams that lack the same; where each lacks a file of its own, the first stands for all."""
+    if len({reason for _, reason in lacking}) == len(lacking) > 1:
+        return [(f"{lacking[0][1]} (for the first of them)", [stream for stream, _ in lacking])]
+    reasons = dict.fromkeys(reason for _, reason in lacking)
+    return [(reason, [stream for stream, other in lacking if other == reason]) for reason in reasons]
+
+
+def _absence(section: Section, locations: FileLocations) -> Item | None:
     """Say what is wrong with a section's data set, None where it can be opened."""
-    options: Values = {}
+    options: dict[str, Any] = {}
     try:
         for name in ("images", "classes"):
             if value := getattr(section, name):
-                options[name] = places.find(value)
+                options[name] = locations.find(value)
         if section.dataset in CORRUPTED:
             first = (section.domains or known_domains(section.dataset, True))[:1]
             options |= {"domains": first, "severity": section.severities[0]}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # told again when it is run
-            open_benchmark(section.dataset, places.data, **options)
+            warnings.simplefilter("ignore")  # reported again when it is run
+            open_benchmark(section.dataset, locations.data, **options)
     except DataError as error:
-        return data_item(section.name, error)
+        return data_item(section.name, str(error))
     return None
 
 
-def data_item(subject: str, error: Exception) -> Item:
-    """Return an error as an entry: its first line in words, a layout below it as a drawing."""
-    text, _, layout = str(error).partition("\nexpected:\n")
+def data_item(subject: str, error: str) -> Item:
+    """Return an error's text as an entry: its first line in words, a layout below it as a drawing."""
+    text, _, layout = error.partition("\nexpected:\n")
     return Item(subject, f"{text}; expected layout" if layout else text, layout)
+
+
+def _with_data(cells: Sequence[Cell], context: BenchContext) -> tuple[list[Cell], list[Item]]:
+    """Return the cells whose images are all here, source images included, and for the others what is missing."""
+    problems: dict[object, str | None] = {}
+    present: list[Cell] = []
+    missing: dict[tuple[str, str], dict[str, None]] = {}
+    for cell in cells:
+        unit = cell.candidates[0].target
+        needs = (unit.dataset, unit.domains, unit.severities, unit.source)
+        if needs not in problems:
+            problems[needs] = _problem(cell, context)
+        problem = problems[needs]
+        if problem is None:
+            present.append(cell)
+        else:
+            missing.setdefault((cell.section, problem), {})[cell.label] = None
+    return present, [data_item(f"{section}: {shorten(labels)}", text) for (section, text), labels in missing.items()]
+
+
+def _problem(cell: Cell, context: BenchContext) -> str | None:
+    try:
+        check_data(cell.units(), context)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _run(title: str, cells: Sequence[Cell], store: Store, context: BenchContext, request: Request) -> dict[str, str]:
+    torch.set_num_threads(request.threads)
+    if cells:
+        write_request(store.root, StoredRequest(title, str(request.data.resolve()), tuple(cells)))
+    with request.watch(title, cells, store) as on_progress:
+        if request.engine is not None:
+            return request.engine(cells, store, context, on_progress)
+        if request.workers > 1:
+            return run_in_processes(cells, store, context, request.workers, request.threads, on_progress)
+        return run_cells(cells, store, context, on_progress)
+
+
+def _failure(cell: Cell, failed: Mapping[str, str]) -> str | None:
+    return next((failed[unit.key] for unit in cell.units() if unit.key in failed), None)
+
+
+def _failures(cells: Sequence[Cell], failed: Mapping[str, str]) -> list[Item]:
+    """Return an entry for each method and reason, with the streams on which it failed."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for cell in cells:
+        if (reason := _failure(cell, failed)) is not None:
+            found.setdefault((cell.section, cell.label, reason), []).append(_stream(cell))
+    return [
+        Item(f"{section}: {label}", f"failed on {shorten(streams)}: {reason}")
+        for (section, label, reason), streams in found.items()
+    ]
+
+
+def _not_run(cells: Sequence[Cell], store: Store) -> list[Item]:
+    """Return an entry for each section of which nothing was run, and for each method that lacks some streams."""
+    done = {cell.section for cell in cells if complete(cell, store)}
+    unfinished = [cell for cell in cells if not complete(cell, store)]
+    items = [Item(name, "not run") for name in dict.fromkeys(c.section for c in unfinished) if name not in done]
+    streams: dict[tuple[str, str], list[str]] = {}
+    for cell in unfinished:
+        if cell.section in done:
+            streams.setdefault((cell.section, cell.label), []).append(_stream(cell))
+    return items + [Item(f"{s}: {label}", f"not run on {shorten(names)}") for (s, label), names in streams.items()]
+
+
+def _stream(cell: Cell) -> str:
+    return cell.candidates[0].target.stream_title

@@ -1,4 +1,4 @@
-"""What a reproduction is asked for, and what comes back."""
+"""What `dpl reproduce` is asked for, and what comes back."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,20 +12,25 @@ from dpl.reproduce.document import Document, Item
 
 __all__ = ["Engine", "Request", "Result", "Watch"]
 
+_QUICK_CAUTION = (
+    "Made with --quick, a few batches of each stream and no search: it shows that everything runs, and its figures "
+    "mean nothing."
+)
+
 Watch = Callable[[str, Sequence[Cell], Store], AbstractContextManager[OnProgress]]
-"""Given a title, the cases and the store, shows how a run goes on."""
+"""Shows the progress of a run, given a title, the cells and the results folder."""
 Engine = Callable[[Sequence[Cell], Store, BenchContext, OnProgress], dict[str, str]]
-"""Runs cases and returns the errors by the unit's key."""
+"""Runs cells and returns the errors by the unit's key."""
 
 
 @contextmanager
-def _silent(title: str, cases: Sequence[Cell], store: Store) -> Iterator[OnProgress]:
+def _silent(title: str, cells: Sequence[Cell], store: Store) -> Iterator[OnProgress]:
     yield lambda event: None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Where things lie, how much is run, and who watches."""
+    """Where the files are, how much is run, and where progress is shown."""
 
     data: Path
     weights: Path
@@ -46,11 +51,16 @@ class Request:
     workers: int = 1
     threads: int = 1
     engine: Engine | None = None
-    """What runs the cases; None: `workers` processes of this machine."""
+    """What runs the cells; None: `workers` processes of this machine."""
     watch: Watch = _silent
     say: Callable[[str], None] = lambda text: None
-    """Takes a line about what is going on."""
+    """Takes a line on the progress of training."""
     command: str = ""
+
+    @property
+    def caution(self) -> str:
+        """The sentence that warns of figures from a quick run."""
+        return _QUICK_CAUTION if self.quick else ""
 
     def anonymous(self, text: str) -> str:
         """Return a text without this machine's folders: what is written may be handed on."""
@@ -61,6 +71,10 @@ class Request:
         for name, path in sorted(absolute.items(), key=lambda entry: -len(entry[1])):  # inner folders first
             text = re.sub(rf"{re.escape(path)}(?![\w-])", name, text)
         return text
+
+    def anonymous_items(self, items: Sequence[Item]) -> tuple[Item, ...]:
+        """Return entries without this machine's folders."""
+        return tuple(Item(item.subject, self.anonymous(item.text), self.anonymous(item.drawing)) for item in items)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +13,29 @@ from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.data import open_benchmark
 from dpl.reproduce import paper
 from dpl.reproduce.compare import compare
-from dpl.reproduce.document import Document, Item, Setup
-from dpl.reproduce.facts import paper_notes
-from dpl.reproduce.layouts import network_name
+from dpl.reproduce.document import Document, Item, Setup, differences, paper_notes
+from dpl.reproduce.layouts import LAYOUTS
 from dpl.reproduce.plan import data_item
+from dpl.reproduce.render import write
 from dpl.reproduce.request import Request, Result
 from dpl.reproduce.targets import register
-from dpl.reproduce.write import write
 from dpl.training.supervised import LOSSES, EpochReport, SupervisedSpec, train_supervised
 
 __all__ = ["make_supervised"]
 
 _QUICK: dict[str, Any] = {"network": "cifar_resnet20", "epochs": 1, "limit": 2000}
 _FIELDS = tuple(field.name for field in dataclasses.fields(SupervisedSpec) if field.name not in ("loss", "seed"))
-_SILENT = "The paper names the data set and the network; optimizer, schedule, augmentation, tau, eta and beta are ours."
+_UNSPECIFIED = (
+    "The paper names the data set and the network; optimizer, schedule, augmentation, tau, eta and beta are ours."
+)
 
 
-@dataclass(frozen=True)
-class _Run:
-    spec: SupervisedSpec
-    record: dict[str, Any] | None
-    """What the run wrote, None where it has not ended."""
-
-    @property
-    def title(self) -> str:
-        return f"{self.spec.loss}, seed {self.spec.seed}"
+Run = tuple[SupervisedSpec, dict[str, Any]]
+"""A finished training: what was asked for, and what it wrote."""
 
 
 def make_supervised(request: Request) -> Result:
-    """Train with either loss, or go on with it, and write the comparison."""
+    """Train with either loss, or resume training, and write the comparison."""
     specs = _specs(request)
     missing: list[Item] = []
     if request.run:
@@ -50,14 +43,19 @@ def make_supervised(request: Request) -> Result:
         missing += [absent] if absent else []
         for spec in [] if absent else specs:
             _train(spec, request)
-    runs = [_Run(spec, _finished(_folder(spec, request))) for spec in specs]
-    missing += [Item(run.title, "not run") for run in runs if run.record is None and not missing]
-    done = [run for run in runs if run.record is not None]
+    done = [(spec, record) for spec in specs if (record := _finished(_folder(spec, request))) is not None]
+    if not missing:
+        finished = [spec for spec, _ in done]
+        missing = [Item(_title(spec), "not run") for spec in specs if spec not in finished]
     if not done:
         reasons = "".join(f"\n{item.lines()}" for item in missing)
         raise DataError(f"supervised: {request.store} holds no finished run{reasons}")
-    document = _describe(done, missing, request)
+    document = _make_document(done, missing, request)
     return Result(write(document, request.out), document, missing=tuple(missing))
+
+
+def _title(spec: SupervisedSpec) -> str:
+    return f"{spec.loss}, seed {spec.seed}"
 
 
 def _specs(request: Request) -> list[SupervisedSpec]:
@@ -85,12 +83,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _folder(spec: SupervisedSpec, request: Request) -> Path:
     limit = "" if spec.limit is None else f"_{spec.limit}"
-    return (
-        request.store
-        / "supervised"
-        / f"{spec.dataset}_{spec.network.replace('/', '_')}{limit}_{spec.epochs}"
-        / (f"{spec.loss}_{spec.seed}")
-    )
+    group = f"{spec.dataset}_{spec.network.replace('/', '_')}{limit}_{spec.epochs}"
+    return request.store / "supervised" / group / f"{spec.loss}_{spec.seed}"
 
 
 def _absence(spec: SupervisedSpec, data: Path) -> Item | None:
@@ -100,14 +94,14 @@ def _absence(spec: SupervisedSpec, data: Path) -> Item | None:
             for split in ("train", "test"):
                 open_benchmark(spec.dataset, data, split=split)
     except DataError as error:
-        return data_item(spec.dataset, error)
+        return data_item(spec.dataset, str(error))
     return None
 
 
 def _train(spec: SupervisedSpec, request: Request) -> None:
     def tell(report: EpochReport) -> None:
         request.say(
-            f"{spec.loss}, seed {spec.seed}: epoch {report.epoch + 1}/{spec.epochs}, loss {report.loss:.3f}, "
+            f"{_title(spec)}: epoch {report.epoch + 1}/{spec.epochs}, loss {report.loss:.3f}, "
             f"test accuracy {report.accuracy:.1f} %, {report.seconds:.0f} s"
         )
 
@@ -125,26 +119,26 @@ def _finished(folder: Path) -> dict[str, Any] | None:
     return record if record.get("result") else None
 
 
-def _describe(runs: Sequence[_Run], missing: Sequence[Item], request: Request) -> Document:
+def _make_document(runs: Sequence[Run], missing: Sequence[Item], request: Request) -> Document:
     table = paper.load("supervised")
-    records = [(run, run.record) for run in runs if run.record is not None]
-    rows = [_row(run.spec, record) for run, record in records]
+    rows = [_row(spec, record) for spec, record in runs]
     sessions = dict.fromkeys(
         f"dpl {s['dpl']}, torch {s['torch']}, Python {s['python']}, {s['machine']}, {s['device']}"
-        for _, record in records
+        for _, record in runs
         for s in record["sessions"]
     )
     return Document(
         name="supervised",
         title=table.title,
+        caution=request.caution,
         grids=(compare(table, rows),),
-        differences=_differences([run.spec for run in runs]),
-        missing=tuple(Item(i.subject, request.anonymous(i.text), request.anonymous(i.drawing)) for i in missing),
+        differences=(_UNSPECIFIED, *differences(rows, LAYOUTS["supervised"]), *_shortened(runs[0][0])),
+        missing=request.anonymous_items(missing),
         paper=tuple(Item(key, value) for key, value in table.protocol.items()),
         notes=paper_notes(table),
         setup=Setup(
-            protocol=tuple(Item(run.title, _outcome(record)) for run, record in records),
-            settings=tuple(Item(run.title, _settings(run.spec)) for run in runs),
+            protocol=tuple(Item(_title(spec), _outcome(record)) for spec, record in runs),
+            settings=tuple(Item(_title(spec), _settings(spec)) for spec, _ in runs),
             versions=tuple(sessions),
             command=request.anonymous(request.command),
         ),
@@ -156,8 +150,8 @@ def _row(spec: SupervisedSpec, record: dict[str, Any]) -> dict[str, Any]:
     result = record["result"]
     return {
         "label": spec.loss, "section": "supervised", "dataset": spec.dataset, "domains": (spec.dataset,),
-        "seed": spec.seed, "unit": f"{spec.loss} {spec.seed}", "n": result["test_images"],
-        "accuracy": result["accuracy"],
+        "network": spec.network, "seed": spec.seed, "unit": f"{spec.loss} {spec.seed}", "n": result["test_images"],
+        "accuracy": result["accuracy"], "limit": None, "chosen": {}, "regenerated": False, "data_notes": (),
     }  # fmt: skip
 
 
@@ -173,16 +167,12 @@ def _settings(spec: SupervisedSpec) -> str:
     return ", ".join(f"{name}={value}" for name, value in dataclasses.asdict(spec).items() if name != "loss")
 
 
-def _differences(specs: Sequence[SupervisedSpec]) -> tuple[str, ...]:
-    spec = specs[0]
-    other = network_name(spec.network) != "resnet50"
-    found = [
-        _SILENT,
-        f"Measured with {spec.network}, the paper with ResNet-50: the figures cannot be compared." if other else "",
-        f"At most {spec.limit:,} images were used for training and for the test." if spec.limit else "",
-        f"{spec.epochs} epochs; the recipe is made for 200." if spec.epochs != SupervisedSpec.epochs else "",
-    ]
-    return tuple(text for text in found if text)
+def _shortened(spec: SupervisedSpec) -> list[str]:
+    """Return in what the training was cut short."""
+    found = [f"At most {spec.limit:,} images were used for training and for the test."] if spec.limit else []
+    if spec.epochs != SupervisedSpec.epochs:
+        found.append(f"{spec.epochs} epochs; the recipe is made for {SupervisedSpec.epochs}.")
+    return found
 
 
 register("supervised", paper.load("supervised").title, make_supervised)

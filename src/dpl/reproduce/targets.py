@@ -1,4 +1,4 @@
-"""What `dpl reproduce` knows: tables and figures by name. A new one is a module in `_MODULES` that registers itself."""
+"""Tables and figures of `dpl reproduce` by name. A new one is a module in `_MODULES` that registers itself."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,11 +7,12 @@ from pathlib import Path
 
 import dpl
 from dpl.core.errors import SettingError, did_you_mean
+from dpl.core.extras import optional
 from dpl.reproduce.request import Request, Result
 
 __all__ = ["Target", "experiment_file", "find_target", "register", "targets"]
 
-_MODULES = ("dpl.reproduce.tables", "dpl.reproduce.supervised", "dpl.reproduce.figures")
+_MODULES = ("dpl.reproduce.tables", "dpl.reproduce.supervised", "dpl.reproduce.figures", "dpl.reproduce.embeddings")
 
 Make = Callable[[Request], Result]
 
@@ -35,6 +36,8 @@ def register(name: str, purpose: str, make: Make) -> None:
 
 def targets() -> dict[str, Target]:
     """Return every target by its name."""
+    for library in ("pandas", "jinja2"):
+        optional(library, "bench")
     for module in _MODULES:
         import_module(module)
     return dict(_registered)

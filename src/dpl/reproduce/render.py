@@ -1,0 +1,99 @@
+"""A document as text: Markdown, LaTeX and HTML from templates, JSON from its fields; written whole or not at all."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from dpl.core.files import write_file
+from dpl.reproduce.document import Document
+
+__all__ = ["FORMATS", "Picture", "render", "write", "write_page"]
+
+FORMATS = ("md", "tex", "html", "json")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~])")
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": "$<$", ">": "$>$", "|": "$|$", '"': "''",
+    "±": r"$\pm$", "→": r"$\rightarrow$", "–": "--", "×": r"$\times$",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing, what it shows in words, and the numbers behind it."""
+
+    figure: Any
+    alt: str
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """A small table of what is drawn."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Every drawn value, unrounded."""
+    claim: str = ""
+    """What the paper shows in its figure."""
+
+
+def render(document: Document, suffix: str, picture: Picture | None = None) -> str:
+    """Return the document in the format of a file's suffix; a figure has a page in Markdown and JSON."""
+    if suffix == "json":
+        shown = {"claim": picture.claim, "alt": picture.alt, "data": dict(picture.data)} if picture else {}
+        return json.dumps(document.record() | shown, indent=1) + "\n"
+    return _environment(suffix).get_template(f"table.{suffix}.j2").render(document=document, picture=picture)
+
+
+def write(document: Document, folder: Path) -> tuple[Path, ...]:
+    """Write a table as `<name>.md`, `.tex`, `.html` and `.json` into a folder."""
+    return tuple(write_file(folder / f"{document.name}.{suffix}", render(document, suffix)) for suffix in FORMATS)
+
+
+def write_page(document: Document, picture: Picture, folder: Path) -> tuple[Path, ...]:
+    """Write the page of a figure and its data as `<name>.md` and `.json` into a folder."""
+    return tuple(
+        write_file(folder / f"{document.name}.{suffix}", render(document, suffix, picture)) for suffix in ("md", "json")
+    )
+
+
+@cache
+def _environment(suffix: str) -> Environment:
+    # LaTeX is full of braces, so that its template marks what is filled in by << >> and <% %>.
+    marks: dict[str, Any] = {
+        "variable_start_string": "<<", "variable_end_string": ">>", "block_start_string": "<%",
+        "block_end_string": "%>", "comment_start_string": "<#", "comment_end_string": "#>",
+    } if suffix == "tex" else {}  # fmt: skip
+    environment = Environment(
+        loader=PackageLoader("dpl.reproduce", "templates"),
+        autoescape=select_autoescape(["html.j2"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        **marks,
+    )
+    environment.filters |= {"markdown": _markdown, "latex": _latex, "latex_line": _latex_line, "arrow": _arrow}
+    return environment
+
+
+def _arrow(text: str) -> str:
+    return text.replace("->", "→")
+
+
+def _markdown(text: str) -> str:
+    """Return a text that Markdown shows unchanged."""
+    return _MARKDOWN.sub(r"\\\1", _arrow(text))
+
+
+def _latex(text: str) -> str:
+    """Return a text that LaTeX shows unchanged."""
+    return "".join(_LATEX.get(character, character) for character in _arrow(text))
+
+
+def _latex_line(line: str) -> str:
+    """Return a line of a drawing with its indent: spaces at its beginning would vanish."""
+    indent = (len(line) - len(line.lstrip())) / 2
+    return rf"\hspace*{{{indent:g}em}}\texttt{{{_latex(line.strip())}}}"
