@@ -142,7 +142,7 @@ def _blocks(about: Docstring, paper: str) -> list[tuple[str, str]]:
     blocks = []
     for kind, text in about.blocks:
         if kind == "equation":
-            blocks.append((kind, re.sub(r" {3,}(?=\(Eq)", "   ", text)))
+            blocks.append((kind, re.sub(r" {3,}(?=\([^()]*\)$)", "   ", text, flags=re.MULTILINE)))
         elif rest := _without_reference(text, paper):
             blocks.append((kind, wrapped(escaped(rest))))
     return blocks
