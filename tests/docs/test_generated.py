@@ -103,7 +103,8 @@ def test_pages_name_the_methods_that_need_views_or_source_data() -> None:
 
 
 def _paragraph(page: str, part: str) -> str:
-    return next(text for text in (DOCS / page).read_text().split("\n\n") if part in text)
+    paragraphs = [" ".join(text.split()) for text in (DOCS / page).read_text().split("\n\n")]
+    return next(text for text in paragraphs if part in text)
 
 
 def test_every_recorded_run_belongs_to_a_method() -> None:
