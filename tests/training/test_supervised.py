@@ -1,4 +1,4 @@
-"""Training with true labels: both losses learn, the DPL loss is Eq. 7, a stopped run goes on to the bit."""
+"""Training with true labels: both losses learn, the DPL loss is Eq. 7, a stopped run resumes exactly."""
 
 import math
 from importlib.util import find_spec
@@ -75,13 +75,13 @@ def test_a_folder_of_other_settings_is_refused(cifar, tmp_path):
 
 def test_the_dpl_loss_is_equation_7_with_every_sample_confident():
     spec = quick(loss="dpl", temperature=0.2, memory_momentum=0.7, reg_weight=0.5)
-    student = supervised._Student(spec, 4, torch.device("cpu"))
-    student.network.eval()
+    trainer = supervised.SupervisedTrainer(spec, 4, torch.device("cpu"))
+    trainer.network.eval()
     images, labels = torch.rand(6, 3, 32, 32), torch.tensor([0, 1, 1, 2, 0, 2])
-    before, w = student.memory.clone(), student.head.weight.detach()
+    before, w = trainer.memory.clone(), trainer.head.weight.detach()
     with torch.no_grad():
-        _, z = student._forward(images)
-        found = student._loss(images, labels).item()
+        _, z = trainer._forward(images)
+        found = trainer._loss(images, labels).item()
 
     def similar(a, b):
         return math.exp(float(torch.cosine_similarity(a, b, dim=0)) / 0.2)
@@ -95,7 +95,7 @@ def test_the_dpl_loss_is_equation_7_with_every_sample_confident():
         memory[k] = 0.7 * before[k] + 0.3 * z[labels == k].mean(dim=0)
     ratios = [similar(w[k], memory[k]) / sum(similar(w[k], memory[c]) for c in range(4)) for k in range(4)]
     assert found == pytest.approx(contrast - 0.5 * sum(map(math.log, ratios)) / 4, rel=1e-5)
-    torch.testing.assert_close(student.memory, memory)
+    torch.testing.assert_close(trainer.memory, memory)
 
 
 def test_augmentation_moves_and_flips_but_invents_nothing():
@@ -135,7 +135,7 @@ def test_limit_takes_fewer_images(cifar, tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"loss": "cee"}, "Did you mean 'ce'"),
+        ({"loss": "cee"}, "expected one of 'ce', 'dpl'"),
         ({"epochs": 0}, "epochs"),
         ({"lr": 0}, "lr=0"),
         ({"batch_size": 1}, "batch_size"),

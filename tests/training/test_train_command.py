@@ -42,7 +42,7 @@ def test_json(pacs, tmp_path, capsys):
         (["--target", "sketsh"], "Did you mean 'sketch'"),
         (["--target", "sketch", "--network", "debug_cn"], "Did you mean 'debug_cnn'"),
         (["--target", "sketch", "--weights", "nowhere.pth"], "nowhere.pth: cannot be read"),
-        (["--target", "sketch", "--steps", "0"], "steps must be"),
+        (["--target", "sketch", "--steps", "0"], "steps=0: expected a whole number"),
         (["--target", "sketch", "--save-every", "0"], "save_every must be"),
         (["--target", "sketch", "--workers", "-1"], "workers=-1"),
     ],

@@ -163,7 +163,7 @@ def test_damage_is_told_and_the_run_can_begin_again(uninterrupted, spec, pacs, t
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
     state = folder / "last" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"Remove .*last to begin this run again"):
+    with pytest.raises(DataError, match=r"Remove .*last to start this run again"):
         train(spec(), data=pacs, out=folder)
     shutil.rmtree(folder / "last")
     train(spec(), data=pacs, out=folder)

@@ -19,7 +19,7 @@ from dpl.streams import domainbed_split
 from dpl.training import TrainSpec, train
 from dpl.training.loop import _Progress
 from dpl.training.sources import open_sources
-from dpl.training.trainer import Learner
+from dpl.training.trainer import SourceTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 
@@ -184,9 +184,9 @@ def test_a_new_head_starts_small_whatever_the_network_would_do(tmp_path):
     save_file(create("tf_efficientnet_lite0", num_classes=10).network.state_dict(), tmp_path / "start.safetensors")
     made = TrainSpec(dataset="PACS", target="sketch", network="tf_efficientnet_lite0", size=32,
                      weights=tmp_path / "start.safetensors")  # fmt: skip
-    learner = Learner(made, 7, torch.device("cpu"))
-    assert learner.fresh_head
-    assert learner.weights()["classifier.weight"].abs().max() < 1280**-0.5
+    trainer = SourceTrainer(made, 7, torch.device("cpu"))
+    assert trainer.fresh_head
+    assert trainer.weights()["classifier.weight"].abs().max() < 1280**-0.5
 
 
 def test_a_head_for_the_same_classes_is_kept(pacs, spec, tmp_path):
@@ -222,12 +222,12 @@ def test_a_diverging_run_stops_with_a_reason(pacs, spec, tmp_path):
     [
         ({"target": None}, "expected one of them"),
         ({"source": "photo"}, "expected one of them"),
-        ({"steps": 0}, "steps must be a whole number"),
-        ({"per_domain": 2.5}, "per_domain must be"),
-        ({"seed": -1}, "seed must be"),
-        ({"max_val": 0}, "max_val must be"),
+        ({"steps": 0}, "steps=0: expected a whole number of at least 1"),
+        ({"per_domain": 2.5}, r"per_domain=2.5 \(float\): expected a whole number"),
+        ({"seed": -1}, "seed=-1: expected"),
+        ({"max_val": 0}, "max_val=0: expected"),
         ({"lr": float("nan")}, "lr=nan"),
-        ({"lr": -1.0}, "above 0"),
+        ({"lr": -1.0}, "lr=-1.0: expected a number of at least"),
     ],
 )
 def test_impossible_settings(spec, changed, words):

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import index
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dpl.core.errors import SettingError
+from dpl.core.settings import whole_number
 
 __all__ = ["Domain", "IntArray", "Segment", "batches", "whole_number"]
 
@@ -87,17 +87,6 @@ def batches(segment: Segment, batch_size: int, drop_last: bool = False) -> Itera
     size = whole_number("batch_size", batch_size, least=1)
     end = len(segment) - len(segment) % size if drop_last else len(segment)
     return (segment.indices[start : start + size] for start in range(0, end, size))
-
-
-def whole_number(what: str, value: Any, least: int) -> int:
-    """Return `value` as an int, or raise when it is no whole number of at least `least`."""
-    try:
-        number = index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise SettingError(f"{what} must be a whole number of at least {least}, got {value!r}")
-    return number
 
 
 def _integers(what: str, values: npt.ArrayLike) -> IntArray:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dpl.core.errors import SettingError
-from dpl.streams.domain import IntArray, whole_number
+from dpl.core.settings import whole_number
+from dpl.streams.domain import IntArray
 
 __all__ = ["Split", "domainbed_split", "seed_hash"]
 

@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dpl.core.errors import SettingError, did_you_mean
+from dpl.core.settings import whole_number
 from dpl.streams import orders
-from dpl.streams.domain import Domain, IntArray, Segment, whole_number
+from dpl.streams.domain import Domain, IntArray, Segment
 
 __all__ = ["PROTOCOLS", "Protocol", "plan"]
 

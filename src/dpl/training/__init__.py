@@ -1,6 +1,6 @@
 """Source models by DomainBed's protocol: `train(TrainSpec(dataset="PACS", target="sketch"), data=..., out=...)`.
 
-A run lives in one folder, can be killed at any moment and goes on where it was, to the bit. docs/training.md tells all.
+A run has one folder, can be killed at any moment and resumes exactly. Nothing here adapts a model at test time.
 """
 
 from dpl.training.loop import StepReport, TrainResult, train

@@ -1,4 +1,4 @@
-"""The learning curve as a picture."""
+"""A plot of the learning curve."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ __all__ = ["draw_curves"]
 
 
 def draw_curves(history: list[dict[str, Any]], title: str, path: Path) -> bool:
-    """Draw loss and validation accuracy over the steps; return False where matplotlib is not installed."""
+    """Draw loss and validation accuracy over the steps; return False if matplotlib is not installed."""
     try:
         figure = optional("matplotlib.figure", "bench").Figure(figsize=(9, 3.5), layout="constrained")
     except MissingExtraError:

@@ -1,4 +1,4 @@
-"""The training loop: draw, update, validate, keep the best, save; from wherever the run was stopped."""
+"""The training loop: draw, update, validate, keep the best, save; a stopped run resumes."""
 
 import math
 import os
@@ -7,34 +7,33 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 
 from dpl.core.errors import DataError, SettingError
+from dpl.core.extras import choose_device
 from dpl.core.files import file_sha256
+from dpl.core.settings import whole_number
 from dpl.data import Batch, batches, square, training, training_batches
 from dpl.data.sets import Indices
 from dpl.streams import seed_hash
-from dpl.streams.domain import whole_number
 from dpl.training.curves import draw_curves
-from dpl.training.folder import TrainFolder, opened
-from dpl.training.record import check_same, describe, session
+from dpl.training.distributed import ProcessGroup, process_group
+from dpl.training.run_folder import Record, RunFolder, check_same_run, new_record, open_run_folder, session
 from dpl.training.sources import Sources, open_sources
 from dpl.training.spec import TrainSpec
-from dpl.training.team import Team, started
-from dpl.training.trainer import Learner
+from dpl.training.trainer import SourceTrainer
 
 __all__ = ["StepReport", "TrainResult", "train"]
 
 _VALIDATION_BATCH = 64
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """How a run stands after one step; `mean` is the last validation accuracy in percent, None before the first."""
+    """Progress after one step; `mean` is the last validation accuracy in percent, None before the first."""
 
     step: int
     steps: int
@@ -50,19 +49,19 @@ class TrainResult:
     """A finished run; accuracies are in percent, on the held-out images of the source domains."""
 
     weights: Path
-    """The checkpoint that was kept."""
+    """The checkpoint with the highest mean accuracy."""
     step: int
     """The step after which it was taken, counted from 0."""
     mean: float
     validation: dict[str, float]
     seconds: float
-    """Time spent, without what was lost when a run was killed."""
+    """Time spent, without steps that were lost when a run was killed."""
     history: list[Record] = field(repr=False)
 
 
 @dataclass
 class _Progress:
-    """What goes on from step to step beside the network; all of it is saved."""
+    """The saved state of a run apart from the network."""
 
     step: int = 0  # the next one
     loss_sum: float = 0.0  # since the last validation
@@ -76,7 +75,7 @@ class _Progress:
         self.loss_count += 1
 
     def best(self) -> Record:
-        """Return the highest mean accuracy; of equals the earliest."""
+        """Return the entry with the highest mean accuracy; of equals the earliest."""
         return max(self.history, key=lambda entry: float(entry["mean"]))
 
 
@@ -93,79 +92,72 @@ def train(
 ) -> TrainResult:
     """Train a source model on the benchmark below `data` and keep everything about it in the folder `out`.
 
-    A run that was stopped goes on from its last save, which happens every `save_every` steps (default: whenever it
-    validates), and ends with the same weights to the bit. `workers` threads read images, and `cache` is a folder for
-    decoded ones: neither changes the result. `device` is by default the GPU where there is one.
+    A stopped run resumes from its last save, made every `save_every` steps (default: at each validation), and ends with
+    exactly the same weights. `workers` threads read images, and `cache` is a folder for decoded ones; neither changes
+    the result. `device` defaults to a GPU if there is one.
 
-    Started by `torchrun`, all processes share each batch; the first one alone writes the folder and calls `on_step`.
+    Under `torchrun`, all processes share each batch; only the first one writes the folder and calls `on_step`.
     """
     every = whole_number("save_every", spec.eval_every if save_every is None else save_every, least=1)
     with ExitStack() as stack:
-        team = stack.enter_context(started(device))
-        place = _device(device, team)
+        group = stack.enter_context(process_group(device))
+        place = choose_device(device)
         sources = open_sources(spec, data, cache=cache, workers=workers)
         stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
-        if team is not None and team.rank > 0:
-            return _help(spec, sources, team, place, Path(out), workers)
-        folder = stack.enter_context(opened(out))
-        asked = describe(spec, sources)
-        record = folder.description() or asked
-        check_same(record, asked, folder.path)
-        learner = Learner(spec, len(sources.classes), place, team)
-        run = _Run(spec, sources, learner, folder, workers, _restore(folder, learner))
-        if team is not None:
-            team.hear(asdict(run.progress))
-            team.hear_tensors(learner.state())
+        if group is not None and group.rank > 0:
+            return _train_beside(spec, sources, group, place, Path(out), workers)
+        folder = stack.enter_context(open_run_folder(out))
+        asked = new_record(spec, sources)
+        record = folder.read_record() or asked
+        check_same_run(record, asked, folder.path)
+        trainer = SourceTrainer(spec, len(sources.classes), place, group)
+        run = _Run(spec, sources, trainer, folder, workers, _restore(folder, trainer))
+        if group is not None:
+            group.broadcast(asdict(run.progress))
+            group.broadcast_tensors(trainer.state())
         if run.progress.step < spec.steps:
             record["sessions"].append(
                 session(run.progress.step, place)
-                | {"fresh_head": learner.fresh_head, "processes": 1 if team is None else team.size}
+                | {"fresh_head": trainer.fresh_head, "processes": 1 if group is None else group.size}
             )
-            folder.describe(record)
+            folder.write_record(record)
             run.go(every, on_step)
         return _finish(run.progress, folder, record)
 
 
-def _help(spec: TrainSpec, sources: Sources, team: Team, place: torch.device, out: Path, workers: int) -> TrainResult:
-    """Do this process's share of a run whose folder the first process keeps."""
-    learner = Learner(spec, len(sources.classes), place, team)
-    progress = _Progress(**team.hear())
-    learner.load_state(team.hear_tensors())
-    _Run(spec, sources, learner, None, workers, progress).go(spec.steps, None)
+def _train_beside(
+    spec: TrainSpec, sources: Sources, group: ProcessGroup, place: torch.device, out: Path, workers: int
+) -> TrainResult:
+    """Train on the rows of this process, without a folder: the first process writes it."""
+    trainer = SourceTrainer(spec, len(sources.classes), place, group)
+    progress = _Progress(**group.broadcast())
+    trainer.load_state(group.broadcast_tensors())
+    _Run(spec, sources, trainer, None, workers, progress).go(spec.steps, None)
     best = progress.best()
     return TrainResult(
         out / "best.safetensors", best["step"], best["mean"], best["validation"], progress.seconds, progress.history
     )
 
 
-def _device(name: str | None, team: Team | None) -> torch.device:
-    try:
-        if team is not None and name is None and torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise SettingError(f"device={name!r}: no device of that name; expected cpu, cuda or cuda:N") from error
-
-
-def _restore(folder: TrainFolder, learner: Learner) -> _Progress:
-    """Bring the learner to where the run was stopped, and the folder's log with it."""
-    saved = folder.saved()
+def _restore(folder: RunFolder, trainer: SourceTrainer) -> _Progress:
+    """Restore the trainer and the log from the last save."""
+    saved = folder.read_state()
     if saved is None:
         progress = _Progress()
     else:
         manifest, tensors = saved
-        learner.load_state(tensors)
+        trainer.load_state(tensors)
         progress = _Progress(**manifest["progress"])
         if not folder.best.exists():
-            raise DataError(f"{folder.best} is missing; remove {folder.path} to begin this run again")
+            raise DataError(f"{folder.best} is missing; remove {folder.path} to start this run again")
     folder.write_log(progress.history)
     return progress
 
 
-def _finish(progress: _Progress, folder: TrainFolder, record: Record) -> TrainResult:
+def _finish(progress: _Progress, folder: RunFolder, record: Record) -> TrainResult:
     best = progress.best()
     record["result"] = {**best, "seconds": progress.seconds, "best_sha256": file_sha256(folder.best)}
-    folder.describe(record)
+    folder.write_record(record)
     settings = record["settings"]
     left_out = f"without {settings['target']}" if settings["target"] else f"{settings['source']} alone"
     draw_curves(progress.history, f"{settings['network']} on {settings['dataset']}, {left_out}", folder.curves)
@@ -178,14 +170,14 @@ def _finish(progress: _Progress, folder: TrainFolder, record: Record) -> TrainRe
 class _Run:
     spec: TrainSpec
     sources: Sources
-    learner: Learner
-    folder: TrainFolder | None
-    """None in a process that helps another."""
+    trainer: SourceTrainer
+    folder: RunFolder | None
+    """None except in the first process."""
     workers: int
     progress: _Progress
 
     def go(self, save_every: int, on_step: OnStep | None) -> None:
-        """Do all steps that are left."""
+        """Run the remaining steps."""
         spec, progress = self.spec, self.progress
         began = time.perf_counter() - progress.seconds
         with closing(self._drawn()) as drawn:
@@ -196,26 +188,26 @@ class _Run:
                     self._validate(step)
                     progress.seconds = time.perf_counter() - began
                 if self.folder is not None and _due(step, save_every, spec.steps):
-                    self.folder.save({"progress": asdict(progress)}, self.learner.state())
+                    self.folder.write_state({"progress": asdict(progress)}, self.trainer.state())
                 if on_step is not None:
                     mean = progress.history[-1]["mean"] if progress.history else None
                     on_step(StepReport(step, spec.steps, loss, mean))
 
     def _drawn(self) -> Generator[Batch, None, None]:
-        sets, team = [domain.training for domain in self.sources.domains], self.learner.team
+        sets, group = [domain.training for domain in self.sources.domains], self.trainer.group
         drawn = training_batches(
             sets,
             training(self.spec.size),
             per_domain=self.spec.per_domain,
             seed=self.spec.seed,
             start_step=self.progress.step,
-            rows=None if team is None else team.rows(self.spec.per_domain * len(sets)),
+            rows=None if group is None else group.rows(self.spec.per_domain * len(sets)),
             workers=self.workers,
         )
         return cast(Generator[Batch, None, None], drawn)
 
     def _update(self, step: int, batch: Batch) -> float:
-        loss = self.learner.update(batch, seed_hash("step", self.spec.seed, step))
+        loss = self.trainer.update(batch, seed_hash("step", self.spec.seed, step))
         if not math.isfinite(loss):
             raise SettingError(f"lr={self.spec.lr}: the loss is {loss} at step {step}; lower the learning rate")
         self.progress.add(loss)
@@ -226,11 +218,11 @@ class _Run:
         progress = self.progress
         accuracies = {}
         for domain in self.sources.domains:
-            plain = batches(
+            unaugmented = batches(
                 domain.validation, self._own(len(domain.validation)), square(self.spec.size), _VALIDATION_BATCH,
                 workers=self.workers, on_error="raise",
             )  # fmt: skip
-            accuracies[domain.name] = self.learner.accuracy(plain)
+            accuracies[domain.name] = self.trainer.accuracy(unaugmented)
         mean = sum(accuracies.values()) / len(accuracies)
         loss = progress.loss_sum / progress.loss_count
         entry = {"step": step, "loss": loss, "mean": mean, "validation": accuracies, "seconds": progress.seconds}
@@ -239,15 +231,15 @@ class _Run:
         if self.folder is None:
             return
         if progress.best() is entry:
-            self.folder.write_best(self.learner.weights())
+            self.folder.write_best(self.trainer.weights())
         self.folder.append_log(entry)
 
     def _own(self, count: int) -> Indices | None:
-        """Return which of `count` images this process validates with; None for all."""
-        team = self.learner.team
-        return None if team is None else np.arange(count)[team.rows(count)]
+        """Return the validation images of this process, of `count` in all; None for all."""
+        group = self.trainer.group
+        return None if group is None else np.arange(count)[group.rows(count)]
 
 
 def _due(step: int, every: int, steps: int) -> bool:
-    """Whether something happens after this step that happens after step 0, every so many steps, and at the end."""
+    """Whether an event is due that happens after step 0, every `every` steps, and after the last step."""
     return step % every == 0 or step == steps - 1

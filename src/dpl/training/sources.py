@@ -1,4 +1,4 @@
-"""The source domains of a run: which they are, and their images for training and for validation."""
+"""The source domains of a run, and their images for training and validation."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ HOLDOUT = 0.2
 
 @dataclass(frozen=True)
 class SourceDomain:
-    """One domain, parted into the images that are trained on and those that validate."""
+    """One domain, split into training and validation images."""
 
     name: str
     index: int
@@ -35,22 +35,22 @@ class SourceDomain:
 
 @dataclass(frozen=True)
 class Sources:
-    """The domains that are trained on, in the benchmark's order; names as the benchmark spells them."""
+    """The domains to train on, in the benchmark's order and spelling."""
 
     dataset: str
     classes: tuple[str, ...]
     target: str | None
     domains: tuple[SourceDomain, ...]
     digest: str
-    """Hash of the names and labels of all images trained on or validated with."""
+    """Hash of the names and labels of all training and validation images."""
 
 
 def open_sources(
     spec: TrainSpec, data: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None, workers: int = 0
 ) -> Sources:
-    """Open the benchmark below `data` and part each source domain by DomainBed's rule.
+    """Open the benchmark below `data` and split each source domain as DomainBed does.
 
-    With `cache`, a folder, images are decoded once into it and read from there.
+    With `cache`, a folder, images are decoded into it once and read from there.
     """
     benchmark = open_benchmark(spec.dataset, data)
     names = list(benchmark.domains)
@@ -62,21 +62,23 @@ def open_sources(
     digest = _digest(whole)
     if cache is not None:
         whole = {name: _decoded(image_set, Path(cache), workers) for name, image_set in whole.items()}
-    domains = tuple(_part(spec, name, names.index(name), whole[name]) for name in wanted)
+    domains = tuple(_split(spec, name, names.index(name), whole[name]) for name in wanted)
     return Sources(benchmark.name, benchmark.classes, chosen if spec.target else None, domains, digest)
 
 
 def _labelled(benchmark: Benchmark, name: str) -> ImageSet:
     image_set = benchmark[name]
     if not image_set.labelled:
-        raise DataError(f"{image_set.name}: some of its images have no label; a source domain needs one for each")
+        raise DataError(f"{image_set.name}: some images have no label; every image of a source domain needs one")
     return image_set
 
 
-def _part(spec: TrainSpec, name: str, index: int, image_set: ImageSet) -> SourceDomain:
+def _split(spec: TrainSpec, name: str, index: int, image_set: ImageSet) -> SourceDomain:
     split = domainbed_split(len(image_set), domain_index=index, trial_seed=spec.trial_seed, holdout=HOLDOUT)
     if len(split.outside) == 0:
-        raise DataError(f"{image_set.name}: {len(image_set)} images; a fifth is held out to validate: 5 are the least")
+        raise DataError(
+            f"{image_set.name}: {len(image_set)} images; at least 5 are needed: 20 % are held out for validation"
+        )
     validation = image_set.subset(split.outside[: spec.max_val])
     return SourceDomain(name, index, len(image_set), image_set.subset(split.inside), validation)
 
@@ -91,7 +93,7 @@ def _digest(image_sets: dict[str, ImageSet]) -> str:
 
 
 def _decoded(image_set: ImageSet, folder: Path, workers: int) -> ImageSet:
-    """Return the set with its pixels in the cache: of full size, since the augmentation crops before it shrinks."""
+    """Return the set with its pixels in the cache, in full size, because the augmentation crops before it resizes."""
 
     def read(index: int) -> Pixels | DataError:
         try:
@@ -105,7 +107,5 @@ def _decoded(image_set: ImageSet, folder: Path, workers: int) -> ImageSet:
     try:
         held = cached(image_set, unchanged(), folder, rows)
     except DataError as error:
-        raise DataError(
-            f"cache: only images of one size can be kept decoded; train without a cache ({error})"
-        ) from error
+        raise DataError(f"cache: only images of one size can be cached; train without a cache ({error})") from error
     return image_set if held is None else held

@@ -1,8 +1,8 @@
 """Training with true labels: cross-entropy against the DPL loss, for the paper's comparison in a supervised setting.
 
 The paper names the data (CIFAR-10) and the network (ResNet-50) and nothing else, so the recipe is the usual one for
-small images: SGD with momentum, a cosine schedule, random crops and flips. Every sample counts as confident, with its
-label: L = L_DPL* + beta L_REG (Eq. 4 to 7). Accuracy is that of the last epoch: no epoch is chosen on the test images.
+small images: SGD with momentum, a cosine schedule, random crops and flips. Every sample is used, with its true
+label: L = L_DPL* + beta L_REG (Eq. 4 to 7). The accuracy is that of the last epoch: none is chosen on the test set.
 """
 
 import dataclasses
@@ -10,79 +10,71 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpl.backbones import Normalized, create
-from dpl.core.errors import DataError, SettingError, did_you_mean
+from dpl.backbones import create
+from dpl.backbones.normalise import bare
+from dpl.core.errors import SettingError
+from dpl.core.extras import choose_device
+from dpl.core.numerics import cosines
+from dpl.core.settings import Checked, setting, whole_number
 from dpl.data import ImageSet, batches, open_benchmark, unchanged
 from dpl.memory import update_class_memory
 from dpl.network.split import find_classifier, logits_of
 from dpl.objectives import dpl_star, prototype_regularization
 from dpl.streams import seed_hash
-from dpl.streams.domain import whole_number
-from dpl.training.folder import TrainFolder, opened
-from dpl.training.record import check_same, session
+from dpl.training.run_folder import Record, RunFolder, check_same_run, open_run_folder, session
+from dpl.training.trainer import Trainer
 
 __all__ = ["LOSSES", "EpochReport", "SupervisedResult", "SupervisedSpec", "train_supervised"]
 
-LOSSES = ("ce", "dpl")
+Loss = Literal["ce", "dpl"]
+LOSSES: tuple[Loss, ...] = get_args(Loss)
 _PADDING = 4
 _EVALUATION_BATCH = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupervisedSpec:
-    """One run; two of the same settings on the same machine end with the same weights."""
+class SupervisedSpec(Checked):
+    """One run; two with the same settings on the same machine end with the same weights."""
 
-    loss: str
-    """`ce` or `dpl`."""
-    dataset: str = "cifar10"
-    """A benchmark of small images with a training and a test split."""
-    network: str = "resnet50"
-    """As `dpl.backbones.create` takes it; a stem made for large images is replaced by one 3 x 3 convolution."""
-    epochs: int = 200
-    batch_size: int = 128
-    lr: float = 0.1
-    """Rate of SGD at the first epoch; it falls to zero along a cosine."""
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    temperature: float = 0.1
-    """tau of the DPL loss."""
-    memory_momentum: float = 0.9
-    """eta of its memory."""
-    reg_weight: float = 1.0
-    """beta, the weight of its regulariser."""
-    limit: int | None = None
-    """Train and test on at most so many images; None: on all."""
-    seed: int = 0
+    loss: Loss
+    """Cross-entropy or the DPL loss."""
+    dataset: str = setting("cifar10", "benchmark of small images with a training and a test split")
+    network: str = setting("resnet50", "name of the network; its stem is replaced if made for large images")
+    epochs: int = setting(200, "number of epochs", low=1)
+    batch_size: int = setting(128, "images in a batch", low=2)
+    lr: float = setting(0.1, "learning rate of SGD in the first epoch; it decays to zero along a cosine", low=1e-12)
+    momentum: float = setting(0.9, "momentum of SGD", low=0, high=1)
+    weight_decay: float = setting(5e-4, "weight decay of SGD", low=0)
+    temperature: float = setting(0.1, "tau of the DPL loss", low=1e-4)
+    memory_momentum: float = setting(0.9, "eta of its memory", low=0, high=1)
+    reg_weight: float = setting(1.0, "beta, the weight of its regulariser", low=0)
+    limit: int | None = setting(None, "largest number of training and of test images; all if not given", low=2)
+    seed: int = setting(0, "seed of weights, order and augmentation", low=0)
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise SettingError(f"loss={self.loss!r} is unknown. {did_you_mean(self.loss, LOSSES)}")
-        for name, least in (("epochs", 1), ("batch_size", 2), ("seed", 0)):
-            whole_number(name, getattr(self, name), least=least)
+        super().__post_init__()
         if self.limit is not None:
             whole_number("limit", self.limit, least=2)
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise SettingError(f"lr={self.lr!r}: expected a learning rate above 0, such as 0.1")
 
 
 @dataclass(frozen=True)
 class EpochReport:
-    """How a run stands after an epoch; accuracies in percent, on the test images."""
+    """Progress after an epoch; accuracies in percent, on the test images."""
 
     epoch: int
     loss: float
     accuracy: float
     cosine_accuracy: float
-    """With cosines to the prototypes as scores, which is what the DPL loss trains; logits have lengths and a bias."""
+    """With cosines to the prototypes as scores, which the DPL loss trains; logits also have lengths and a bias."""
     seconds: float
 
 
@@ -113,28 +105,28 @@ def train_supervised(
     spec: SupervisedSpec, *, data: str | os.PathLike[str], out: str | os.PathLike[str],
     on_epoch: Callable[[EpochReport], None] | None = None, device: str | None = None,
 ) -> SupervisedResult:  # fmt: skip
-    """Train on the data set below `data` and keep everything in the folder `out`; a stopped run goes on by epochs."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """Train on the data set below `data` and write to the folder `out`; a stopped run resumes after its last epoch."""
+    place = choose_device(device)
     training, test, classes = _open(spec, data)
-    asked = _describe(spec, training, test)
-    with opened(out) as folder, torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-        record = folder.description() or asked
-        check_same(record, asked, folder.path)
-        student = _Student(spec, classes, place)
-        history = _restore(folder, student)
+    asked = _new_record(spec, training, test)
+    with open_run_folder(out) as folder, torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+        record = folder.read_record() or asked
+        check_same_run(record, asked, folder.path)
+        trainer = SupervisedTrainer(spec, classes, place)
+        history = _restore(folder, trainer)
         if len(history) < spec.epochs:
             record["sessions"].append(session(len(history), place))
-            folder.describe(record)
+            folder.write_record(record)
         for epoch in range(len(history), spec.epochs):
-            history.append(student.epoch(epoch, training, test))
-            folder.save({"history": [dataclasses.asdict(report) for report in history]}, student.state())
+            history.append(trainer.epoch(epoch, training, test))
+            folder.write_state({"history": [dataclasses.asdict(report) for report in history]}, trainer.state())
             if on_epoch is not None:
                 on_epoch(history[-1])
-        folder.write_best(student.weights())
+        folder.write_best(trainer.weights())
         result = SupervisedResult(
             history[-1].accuracy, history[-1].cosine_accuracy, len(training), len(test), tuple(history)
         )
-        folder.describe(record | {"result": dataclasses.asdict(result)})
+        folder.write_record(record | {"result": dataclasses.asdict(result)})
         return result
 
 
@@ -145,14 +137,14 @@ def _open(spec: SupervisedSpec, data: str | os.PathLike[str]) -> tuple[_Images, 
 
 
 def _in_memory(image_set: ImageSet, limit: int | None) -> _Images:
-    """Return the images as they are, or a fixed random choice of them."""
+    """Return the images, or a fixed random subset of them."""
     drawn = np.random.default_rng(0).permutation(len(image_set))[:limit]
     parts = list(batches(image_set, np.sort(drawn), unchanged(), _EVALUATION_BATCH, on_error="raise"))
     pixels = torch.cat([(part.images * 255).round().to(torch.uint8) for part in parts])
     return _Images(pixels, torch.cat([part.labels for part in parts]))
 
 
-def _describe(spec: SupervisedSpec, training: _Images, test: _Images) -> dict[str, Any]:
+def _new_record(spec: SupervisedSpec, training: _Images, test: _Images) -> Record:
     digest = hashlib.sha256()
     for images in (training, test):
         digest.update(images.pixels.numpy().tobytes())
@@ -161,23 +153,22 @@ def _describe(spec: SupervisedSpec, training: _Images, test: _Images) -> dict[st
     return {"settings": dataclasses.asdict(spec), "data": data, "sessions": [], "result": None}
 
 
-def _restore(folder: TrainFolder, student: "_Student") -> list[EpochReport]:
-    saved = folder.saved()
+def _restore(folder: RunFolder, trainer: "SupervisedTrainer") -> list[EpochReport]:
+    saved = folder.read_state()
     if saved is None:
         return []
     manifest, tensors = saved
-    student.load_state(tensors)
+    trainer.load_state(tensors)
     return [EpochReport(**entry) for entry in manifest["history"]]
 
 
-class _Student:
-    """The network that learns, with its optimizer and the memory of the DPL loss."""
+class SupervisedTrainer(Trainer):
+    """A network under SGD, with the memory of the DPL loss."""
 
     def __init__(self, spec: SupervisedSpec, classes: int, device: torch.device) -> None:
         torch.manual_seed(spec.seed)
-        self.spec, self.device = spec, device
-        self.network = _for_small_images(create(spec.network, num_classes=classes))
-        self.network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        super().__init__(_for_small_images(create(spec.network, num_classes=classes)), device)
+        self.spec = spec
         head = self.network.get_submodule(find_classifier(self.network))
         if not isinstance(head, nn.Linear):
             raise SettingError(f"network={spec.network!r}: expected one with a linear classifier")
@@ -190,7 +181,7 @@ class _Student:
         )
 
     def epoch(self, epoch: int, training: _Images, test: _Images) -> EpochReport:
-        """Go once through the training images, then test."""
+        """Train on all training images once, then test."""
         began = time.perf_counter()
         torch.manual_seed(seed_hash("epoch", self.spec.seed, epoch))
         for group in self.optimizer.param_groups:
@@ -198,21 +189,17 @@ class _Student:
         self.network.train()
         order = torch.randperm(len(training))
         size = min(self.spec.batch_size, len(order))
-        starts = range(0, len(order) - size + 1, size)  # a short last batch would spoil the BN statistics
+        starts = range(0, len(order) - size + 1, size)  # a short last batch would have poor BatchNorm statistics
         total = torch.zeros((), device=self.device)
         for start in starts:
-            total += self._update(*training.batch(order[start : start + size], self.device))
-        loss = total.item() / len(starts)
-        if not math.isfinite(loss):
-            raise SettingError(f"lr={self.spec.lr}: the loss is {loss} in epoch {epoch}; lower the learning rate")
-        return EpochReport(epoch, loss, *self.accuracies(test), time.perf_counter() - began)
-
-    def _update(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        loss = self._loss(_augmented(pixels), labels)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        return loss.detach()
+            pixels, labels = training.batch(order[start : start + size], self.device)
+            loss = self._loss(_augmented(pixels), labels)
+            self.step(loss)
+            total += loss.detach()
+        mean = total.item() / len(starts)
+        if not math.isfinite(mean):
+            raise SettingError(f"lr={self.spec.lr}: the loss is {mean} in epoch {epoch}; lower the learning rate")
+        return EpochReport(epoch, mean, *self.accuracies(test), time.perf_counter() - began)
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         logits, features = self._forward(images)
@@ -224,7 +211,7 @@ class _Student:
         return contrast + spec.reg_weight * prototype_regularization(prototypes, self.memory, spec.temperature)
 
     def _forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits [B, C] and the features [B, d] that the classifier was given."""
+        """Return the logits [B, C] and the features [B, d] before the classifier."""
         self._seen.clear()
         logits = logits_of(self.network(images.contiguous(memory_format=torch.channels_last)))
         return logits, self._seen.pop()
@@ -238,42 +225,24 @@ class _Student:
             rows = torch.arange(start, min(start + _EVALUATION_BATCH, len(images)))
             pixels, labels = images.batch(rows, self.device)
             logits, features = self._forward(pixels / 255)
-            cosines = F.normalize(features, dim=1) @ F.normalize(self.head.weight, dim=1).T
-            correct += torch.stack([(scores.argmax(dim=1) == labels).sum() for scores in (logits, cosines)])
+            by_angle = cosines(features, self.head.weight)
+            correct += torch.stack([(scores.argmax(dim=1) == labels).sum() for scores in (logits, by_angle)])
         by_logits, by_cosines = (100 * correct / len(images)).tolist()
         return by_logits, by_cosines
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return a copy of the network's state under its own names."""
-        inner = self.network.network if isinstance(self.network, Normalized) else self.network
-        return {name: value.detach().cpu().clone().contiguous() for name, value in inner.state_dict().items()}
-
     def state(self) -> dict[str, Tensor]:
-        """Return all that the next epoch depends on."""
-        tensors = {f"network.{name}": value for name, value in self.weights().items()}
-        for name, parameter in self.network.named_parameters():
-            velocity = self.optimizer.state[parameter].get("momentum_buffer")
-            if velocity is not None:
-                tensors[f"velocity.{name}"] = velocity.detach().cpu().clone().contiguous()
-        return tensors | {"memory": self.memory.cpu().clone()}
+        """Return everything that the next epoch depends on."""
+        return super().state() | {"memory": self.memory.cpu().clone()}
 
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take over what `state` returned."""
-        inner = self.network.network if isinstance(self.network, Normalized) else self.network
-        try:
-            inner.load_state_dict({name: tensors[f"network.{name}"] for name in inner.state_dict()})
-            self.memory = tensors["memory"].to(self.device)
-        except (KeyError, RuntimeError) as error:
-            raise DataError(f"the saved state does not fit the network: {error}; begin the run again") from error
-        for name, parameter in self.network.named_parameters():
-            if f"velocity.{name}" in tensors:
-                velocity = torch.empty_like(parameter).copy_(tensors[f"velocity.{name}"])
-                self.optimizer.state[parameter] = {"momentum_buffer": velocity.detach()}
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned."""
+        super().load_state(tensors)
+        self.memory = tensors["memory"].to(self.device)
 
 
 def _for_small_images(network: nn.Module) -> nn.Module:
-    """Replace a stem that would shrink 32 pixels to 8 before the first block: 7 x 7 with stride 2, then pooling."""
-    inner = network.network if isinstance(network, Normalized) else network
+    """Replace a stem for large images: 7 x 7 with stride 2 and pooling would reduce 32 pixels to 8."""
+    inner = bare(network)
     stem, pooling = getattr(inner, "conv1", None), getattr(inner, "maxpool", None)
     if isinstance(stem, nn.Conv2d) and stem.kernel_size == (7, 7) and pooling is not None:
         inner.conv1 = nn.Conv2d(stem.in_channels, stem.out_channels, 3, padding=1, bias=stem.bias is not None)

@@ -1,0 +1,183 @@
+"""The folder of a training run, which is complete whenever the run is stopped.
+
+train.json        settings, data, versions, result: everything needed to repeat the run
+log.jsonl         the learning curve, one line per validation
+best.safetensors  the weights with the highest mean validation accuracy
+last/             the state to resume from
+curves.png        a plot of the learning curve, if matplotlib is installed
+"""
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import PIL
+import torch
+from safetensors.torch import save as serialise_tensors
+from torch import Tensor
+
+import dpl
+from dpl.core.errors import DataError, SettingError, SnapshotError
+from dpl.core.files import clear_drafts, file_sha256, lock, write_file
+from dpl.data import training
+from dpl.snapshot import read_snapshot, write_snapshot
+from dpl.streams import seed_hash
+from dpl.training.sources import HOLDOUT, Sources
+from dpl.training.spec import TrainSpec
+
+__all__ = ["Record", "RunFolder", "check_same_run", "new_record", "open_run_folder", "session"]
+
+Record = dict[str, Any]
+_FORMAT = 1
+
+
+class RunFolder:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.best = path / "best.safetensors"
+        self.curves = path / "curves.png"
+        self._record = path / "train.json"
+        self._log = path / "log.jsonl"
+        self._last = path / "last"
+
+    def write_record(self, record: Record) -> None:
+        """Write train.json."""
+        write_file(self._record, json.dumps(record, indent=2))
+
+    def read_record(self) -> Record | None:
+        """Return train.json, or None if the folder is new."""
+        if not self._record.exists():
+            return None
+        try:
+            record = json.loads(self._record.read_bytes())
+            complete = isinstance(record["settings"], dict) and isinstance(record["sessions"], list)
+            if not complete or not isinstance(record["data"]["images_sha256"], str):
+                raise TypeError("not a record of a run")
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{self._record} is damaged ({error}); choose another folder") from error
+        return record  # type: ignore[no-any-return]
+
+    def write_log(self, history: list[Record]) -> None:
+        """Write the learning curve again: a killed run may have logged steps after the state it resumes from."""
+        write_file(self._log, "".join(_line(entry) for entry in history))
+
+    def append_log(self, entry: Record) -> None:
+        """Add one line to the learning curve."""
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(_line(entry))
+
+    def write_best(self, weights: Mapping[str, Tensor]) -> None:
+        """Write the weights under their plain names."""
+        write_file(self.best, serialise_tensors(dict(weights)))
+
+    def write_state(self, progress: Record, tensors: Mapping[str, Tensor]) -> None:
+        """Write the state to resume from; the previous one stays until this one is complete."""
+        write_snapshot(self._last, progress, tensors)
+
+    def read_state(self) -> tuple[Record, dict[str, Tensor]] | None:
+        """Return what `write_state` wrote, or None if nothing was saved yet."""
+        if not (self._last.exists() or self._last.with_name(".last.previous").exists()):
+            return None
+        try:
+            return read_snapshot(self._last)
+        except SnapshotError as error:
+            raise DataError(f"{error}. Remove {self._last} to start this run again") from error
+
+
+@contextmanager
+def open_run_folder(path: str | os.PathLike[str]) -> Iterator[RunFolder]:
+    """Lock the folder for one run; a folder with other files is refused."""
+    folder = Path(path).resolve()
+    if folder.exists() and not folder.is_dir():
+        raise SettingError(f"out={folder} is a file; expected a folder for the run")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "train.json").exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+        raise SettingError(f"out={folder} holds other files and no training run; choose a new folder")
+    with lock(folder / ".lock", wait=False) as locked:
+        if not locked:
+            raise SettingError(f"out={folder} is in use by another run; wait for it or choose a new folder")
+        clear_drafts(folder)
+        yield RunFolder(folder)
+
+
+def new_record(spec: TrainSpec, sources: Sources) -> Record:
+    """Return the record of a run before its first step."""
+    return {
+        "format": _FORMAT,
+        "settings": _settings(spec, sources),
+        "weights": None if spec.weights is None else str(spec.weights),
+        "data": {
+            "images_sha256": sources.digest,
+            "classes": list(sources.classes),
+            "domains": {
+                domain.name: {
+                    "images": domain.images,
+                    "training": len(domain.training),
+                    "validation": len(domain.validation),
+                    "split_seed": seed_hash(spec.trial_seed, domain.index),
+                }
+                for domain in sources.domains
+            },
+        },
+        "protocol": {
+            "split": f"DomainBed, {HOLDOUT:.0%} of each source domain held out for validation",
+            "batch": "per_domain images of each source domain, drawn with replacement",
+            "optimizer": "Adam, betas 0.9 and 0.999, eps 1e-8, weight decay 0, constant learning rate",
+            "batch_norm": "batch statistics in training, running ones in validation",
+            "augmentation": dataclasses.asdict(training(spec.size)),
+            "validation": f"resized to {spec.size} x {spec.size}, not augmented",
+            "selection": "highest mean accuracy over the source domains; of equals the earliest",
+        },
+        "sessions": [],
+        "result": None,
+    }
+
+
+def session(step: int, device: torch.device) -> Record:
+    """Return the versions and the machine of one process: another one may change the last bit."""
+    return {
+        "from_step": step,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "dpl": dpl.__version__,
+        "torch": torch.__version__,
+        "pillow": PIL.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def check_same_run(held: Record, asked: Record, folder: Path) -> None:
+    """Refuse to resume a run with different settings, naming the first that differs."""
+    for name, value in asked["settings"].items():
+        other = held["settings"].get(name)
+        if other != value:
+            raise SettingError(
+                f"{folder} holds a run with {name}={other!r}; {name}={value!r} was asked for. "
+                "Give another folder, or the same settings to resume that run"
+            )
+    if held["data"]["images_sha256"] != asked["data"]["images_sha256"]:
+        raise SettingError(f"{folder} holds a run on other images: files were added, removed or renamed since it began")
+
+
+def _settings(spec: TrainSpec, sources: Sources) -> Record:
+    """Return the settings with the benchmark's spelling of names, and the checksum of the weights for their path."""
+    source = sources.domains[0].name if spec.source is not None else None
+    settings = dataclasses.asdict(spec)
+    settings |= {"dataset": sources.dataset, "target": sources.target, "source": source}
+    settings["weights_sha256"] = None if spec.weights is None else file_sha256(Path(spec.weights))
+    del settings["weights"]
+    return settings
+
+
+def _line(entry: Record) -> str:
+    return json.dumps(entry) + "\n"
