@@ -148,7 +148,7 @@ def test_a_snapshot_of_another_job_is_refused(folder: Path, weights: Path, tmp_p
         (["--save-every", "0"], "--save-every 0: expected at least 1"),
         (["--weights", "/no/such/file"], "/no/such/file"),
         (["--batch-size", "0"], "at least 1"),
-        (["--device", "gpu7"], "--device gpu7"),
+        (["--device", "gpu7"], "device='gpu7'"),
         (["--classes", "/no/such/names"], "/no/such/names"),
     ],
 )

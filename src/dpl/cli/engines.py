@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpl.core.errors import SettingError
+from dpl.core.extras import choose_device
 
 if TYPE_CHECKING:
     from dpl.bench import BenchContext, Cell, Store
     from dpl.bench.engine import OnProgress
 
-__all__ = ["add_engine_arguments", "device_of", "run_with"]
+__all__ = ["add_engine_arguments", "run_with"]
 
 _GB = 10**9
 
@@ -34,16 +35,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
                        help="hours=, executor=local, or an option of sbatch, as partition=gpu")  # fmt: skip
 
 
-def device_of(args: argparse.Namespace) -> str:
-    """Return the device of the serial engine."""
-    import torch
-
-    try:
-        return str(torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    except RuntimeError as error:
-        raise SettingError(f"--device {args.device}: no device of that name; expected cpu, cuda or cuda:N") from error
-
-
 def run_with(
     args: argparse.Namespace,
     cells: "Sequence[Cell]",
@@ -58,7 +49,7 @@ def run_with(
         return _on_ray(args, cells, store, context, on_progress)
     if args.engine == "slurm":
         return _on_slurm(args, cells, store, context, on_progress)
-    context.device = device_of(args)
+    context.device = str(choose_device(args.device))
     if args.workers > 1:
         import torch
 

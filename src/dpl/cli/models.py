@@ -1,4 +1,4 @@
-"""Options that name a model and its method, and the way from them to a network; shared by the sub-commands."""
+"""Options for a model and its method, and the network that they describe; shared by the commands."""
 
 import argparse
 import json
@@ -9,6 +9,7 @@ import yaml
 
 from dpl.cli.console import warn
 from dpl.core.errors import DataError, SettingError
+from dpl.core.extras import choose_device
 from dpl.model.adaptive import DEFAULT_METHOD
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "add_model_arguments",
     "check_counts",
-    "chosen_device",
     "class_names",
     "evaluation_transform",
     "parse_settings",
@@ -29,29 +29,29 @@ __all__ = [
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, adapting: bool = True) -> None:
-    """Declare the options that say which model adapts and, unless that is the question, how."""
+    """Declare the options of the model and, if `adapting`, of the method."""
     parser.add_argument(
         "--model",
         required=True,
         metavar="NAME_OR_FILE",
-        help="network name (timm's, torchvision/..., our own), or weights",
+        help="network name (timm, torchvision/NAME or built-in), weight file, or folder written by dpl train",
     )
     parser.add_argument(
-        "--network", metavar="NAME", help="architecture, where --model is a weight file that does not say"
+        "--network", metavar="NAME", help="architecture, if --model is a weight file without a record of dpl train"
     )
     parser.add_argument("--weights", type=Path, help="weight file for a named network (.safetensors, .pth)")
-    parser.add_argument("--pretrained", action="store_true", help="let timm or torchvision fetch their own weights")
-    parser.add_argument("--classes", type=Path, help="class names in the network's order, one a line")
+    parser.add_argument("--pretrained", action="store_true", help="let timm or torchvision download their weights")
+    parser.add_argument("--classes", type=Path, help="class names in the network's order, one per line")
     if adapting:
         how = "see dpl list (default: %(default)s, chosen from the images)"
         parser.add_argument("--method", default=DEFAULT_METHOD, help=how)
         parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
     parser.add_argument("--size", type=int, help="image size in pixels (default: the network's)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: a GPU if there is one)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
 
 
 def training_record(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what `dpl train` wrote beside a weight file: the network's name, its classes and the image size."""
+    """Return network name, classes and image size from the record of `dpl train` beside a weight file."""
     path = Path(args.model)
     beside = (path if path.is_dir() else path.parent) / "train.json"
     if not path.exists() or not beside.is_file():
@@ -65,22 +65,22 @@ def training_record(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def class_names(path: Path | None) -> list[str] | None:
-    """Read class names, one a line."""
+    """Read class names, one per line."""
     if path is None:
         return None
     try:
         names = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except UnicodeDecodeError as error:
-        raise DataError(f"--classes {path}: expected a text file, one class name a line") from error
+        raise DataError(f"--classes {path}: expected a text file with one class name per line") from error
     if not names or len(set(names)) != len(names):
-        raise DataError(f"--classes {path}: expected one distinct class name a line; found {len(names)} lines")
+        raise DataError(f"--classes {path}: expected one distinct class name per line; found {len(names)} lines")
     return names
 
 
 def source_network(
     args: argparse.Namespace, record: dict[str, Any], classes: list[str] | None
 ) -> "tuple[nn.Module, int]":
-    """Return the network that the options ask for, on its device, and the side of its images in pixels."""
+    """Return the network of the options, on its device, and the side of its images in pixels."""
     from dpl.backbones import create
 
     path = Path(args.model)
@@ -89,16 +89,16 @@ def source_network(
         weights = path / "best.safetensors" if path.is_dir() else path
         name = args.network or record.get("network")
         if name is None:
-            raise SettingError(f"--model {path} holds weights only; say which architecture with --network NAME")
+            raise SettingError(f"--model {path} contains weights only; name the architecture with --network NAME")
     count = len(classes) if classes else _head_size(name, weights) if weights is not None else None
     network = create(name, num_classes=count, weights=weights, pretrained=args.pretrained)
     if weights is None and not args.pretrained:
         warn(f"dpl {args.command}: {name} has random weights; give --weights FILE (or --pretrained)")
-    return network.to(chosen_device(args.device)), _input_size(name, network)
+    return network.to(choose_device(args.device)), _input_size(name, network)
 
 
 def _head_size(name: str, weights: Path) -> int | None:
-    """Return the number of classes that a weight file was trained for; None leaves it to the network's default."""
+    """Return the number of classes of a weight file; None if it cannot be found."""
     from dpl.backbones import create
     from dpl.backbones.weights import read_checkpoint
     from dpl.network.split import find_classifier
@@ -121,24 +121,11 @@ def _input_size(name: str, network: "nn.Module") -> int:
 
 
 def evaluation_transform(size: int, square: bool) -> "Evaluation":
-    """Return how an image becomes the network's input; small networks see the whole image."""
+    """Return the transform of images; networks of up to 64 pixels get the whole image."""
     from dpl.data import resize_crop
     from dpl.data import square as to_square
 
     return to_square(size) if square or size <= 64 else resize_crop(round(size / 0.875), size)
-
-
-def chosen_device(name: str) -> str:
-    """Return the device that was asked for, or the best one there is for "auto"."""
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise SettingError(f"--device {name}: {str(error).splitlines()[0]}") from error
-    return name
 
 
 def check_counts(args: argparse.Namespace, *names: str) -> None:
