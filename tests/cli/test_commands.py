@@ -191,3 +191,12 @@ def test_every_command_explains_itself(command: str, capsys) -> None:
 def test_no_command_prints_help(capsys) -> None:
     assert main([]) == 0
     assert "demo" in capsys.readouterr().out
+
+
+def test_a_warning_is_one_line_without_code() -> None:
+    code = (
+        "import warnings, dpl.cli.list as command; from dpl.cli import main; "
+        "command.run = lambda args: warnings.warn('be careful', stacklevel=1); main(['list'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "warning: be careful\n"

@@ -173,6 +173,14 @@ def test_quick_makes_no_search(place, tmp_path):
     assert len(list((tmp_path / "runs" / "units").iterdir())) == 2 * 4
 
 
+def test_progress_names_the_row_once(place, tmp_path, capsys):
+    (tmp_path / "tiny.yaml").write_text(EXPERIMENT.replace("source: , tent: , dpl_dagger: , ", ""))
+    assert call(place, "table1", tmp_path, "--seeds", "1", config=str(tmp_path / "tiny.yaml")) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("1/4 my_dpl on pacs/art_painting, seed 0: ")
+    assert [line.count("dpl") for line in lines] == [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("what", ["table1", "fig1"])
 def test_quick_says_above_everything_that_its_figures_mean_nothing(what, place, tmp_path, capsys):
     (tmp_path / "tiny.yaml").write_text(EXPERIMENT.replace("tent: , dpl_dagger: , my_dpl: {method: dpl}", "pl: "))

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from dpl import __version__
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     keep_freed_memory()
+    usual_format, warnings.formatwarning = warnings.formatwarning, _warning_line
     try:
         module = importlib.import_module(f"dpl.cli.{args.command}")
         return int(module.run(args) or 0)
@@ -51,6 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"dpl {args.command}: interrupted; what was finished is kept", file=sys.stderr)
         return 130
+    finally:
+        warnings.formatwarning = usual_format
+
+
+def _warning_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning for people who did not write the code: its text without the line of code that gave it."""
+    return f"warning: {message}\n"
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpl.bench import Cell, Store, UnitProgress
+    from dpl.bench import Cell, Store, Unit, UnitProgress
     from dpl.bench.engine import OnProgress
 
 __all__ = ["watched"]
@@ -56,6 +56,10 @@ class _Board:
     def left(self) -> int:
         """How many units are still to be run."""
         return sum(line.units - line.done for line in self.lines.values())
+
+    def labels(self, unit: "Unit") -> str:
+        """Return the names of the rows that a unit belongs to."""
+        return ", ".join(dict.fromkeys(line.label for line in self._of[unit.key]))
 
     def note(self, event: "UnitProgress") -> None:
         """Take in an event."""
@@ -123,6 +127,7 @@ def _plain(board: _Board) -> "Iterator[OnProgress]":
             outcome = (
                 event.error or f"{event.accuracy:.1f} %, {1000 * event.seconds / max(event.images, 1):.1f} ms/image"
             )
-            print(f"{gone}/{left} {event.unit.title}: {outcome}", file=sys.stderr, flush=True)
+            run = f"{board.labels(event.unit)} on {event.unit.stream_title}"
+            print(f"{gone}/{left} {run}: {outcome}", file=sys.stderr, flush=True)
 
     yield on_progress
