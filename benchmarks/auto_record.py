@@ -59,7 +59,7 @@ def record(model: AdaptiveModel, batches: list[tuple[Tensor, Tensor]], mirror: b
     """Run the stream and gather."""
     kept: dict[str, list[Tensor]] = {"logits": [], "moved": [], "survival": []}
     features: list[Tensor] = []
-    head = model._network.classifier
+    head = model.network.classifier
     head.register_forward_pre_hook(lambda _layer, args: features.append(args[0].detach()))
     generator, seconds = torch.Generator().manual_seed(0), 0.0
     for images, _ in batches:

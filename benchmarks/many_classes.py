@@ -5,10 +5,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
+from dpl.methods.prototypes import DPLTerm, MemorySettings
 
 from dpl.core.extras import optional
 from dpl.core.random import Random
-from dpl.methods.prototypes import DPLTerm, MemorySettings
 
 CLASSES, FEATURES, BATCH = 21_843, 2_048, 64
 

@@ -24,7 +24,7 @@ CORE = [
     "dpl_o", "dpl_star", "dpl", "dpl_dagger", "dpl_dagger:carry_over", "pl:classifier", "dpl:classifier",
 ]  # fmt: skip
 # Thresholds at which every sample is selected, or every view asked for: what is skipped costs nothing.
-EASY = {"margin": 2.0, "redundancy": 1.1, "drop": -1.0, "recovery": 0.0}
+EASY = {"margin": 2.0, "max_similarity": 1.1, "plpd_threshold": -1.0, "recovery": 0.0}
 ALL_SELECTED: dict[str, dict[str, Any]] = dict.fromkeys(["eta", "eata", "rdumb", "sar", "deyo"], EASY)
 ALL_SELECTED |= {"cotta": {"threshold": 1.0}, "rmt": {"warmup_samples": 0}, "swr_nsp": {"epochs": 1}}
 Row = dict[str, Any]

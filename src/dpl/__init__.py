@@ -17,7 +17,8 @@ from dpl.core.errors import (
     SnapshotError,
 )
 from dpl.methods import list_methods
-from dpl.model.adaptive import AdaptiveModel, Last, adapt, load
+from dpl.model.adaptive import AdaptiveModel, adapt, load
+from dpl.model.last import Last
 
 __version__ = "0.1.0"
 

@@ -13,9 +13,9 @@ QUICK: dict[str, dict[str, Any]] = {
     "adacontrast": {"queue_size": 64, "refine_after": 16},
     "cotta": {"views": 2},
     "rmt": {"warmup_samples": 0},
-    "rotta": {"capacity": 16, "every": 16},
+    "rotta": {"capacity": 16, "update_every": 16},
     "petta": {"capacity": 16},
-    "note": {"capacity": 16, "every": 16},
+    "note": {"capacity": 16, "update_every": 16},
     "swr_nsp": {"probes": 16, "epochs": 1},
 }
 COMPOSED = ["shot_im+dpl", "eata+dpl", "roid+dpl", "adacontrast+dpl", "sar+dpl", "tent+dpl"]

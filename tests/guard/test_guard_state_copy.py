@@ -57,7 +57,7 @@ def test_what_is_copied_has_the_names_and_values_of_the_whole_state() -> None:
     model, buffer = dpl.adapt(Unusual().eval(), "pl", guard=True, confidence=0.0, layout="as_is"), StateBuffer()
     places = []
     for i in range(4):
-        buffer.copy(model._reins(images(i)))
+        buffer.copy(model._confirm(images(i)))
         state, copied = model.state_dict(), buffer.state()
         assert all(torch.equal(state[name], value) for name, value in copied.items())
         assert any(name.endswith("/exp_avg") for name in copied) is (i > 0)

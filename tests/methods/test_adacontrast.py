@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpl
-from dpl.network.norm import Track
+from dpl.network.norm import TrackRunning
 from parity.tiny import stream, tiny_network
 
 SAME = {"weak": lambda images: images, "strong": lambda images: images}
@@ -53,7 +53,7 @@ def test_neighbours_vote_once_enough_samples_were_seen() -> None:
         adaptive(images)
     assert (method.seen, method.bank_filled) == (16, 16)
     method.bank_probabilities[:] = F.one_hot(torch.tensor(4), 10)  # now all neighbours say 4
-    with method.network.norm.using(Track()):
+    with method.network.norm.using(TrackRunning()):
         assert (method.pseudo_labels(batches()[2]) == 4).all()
     assert method.seen == 16
 
@@ -67,10 +67,10 @@ def test_the_momentum_encoder_moves_before_it_sees_the_key_and_fills_queue_and_b
         for old, new in zip(tiny_network(torch.float32).parameters(), method.network.module.parameters(), strict=True)
     ]
     adaptive(batches()[1])
-    for parameter, value in zip(method.teacher.parameters(), expected, strict=True):
+    for parameter, value in zip(method.teacher.weights.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.detach(), value.detach())
     with torch.no_grad():
-        out = method.momentum_encoder(batches()[1])  # batch statistics: the same features again
+        out = method.teacher(batches()[1])  # batch statistics: the same features again
     torch.testing.assert_close(method.queue[8:16], F.normalize(out.z, dim=1))
     torch.testing.assert_close(method.bank[8:16], method.queue[8:16])
     torch.testing.assert_close(method.bank_probabilities[8:16], out.probabilities)

@@ -10,7 +10,7 @@ from torch import Tensor
 import dpl
 from dpl.core.errors import InputError
 from dpl.network import Network
-from dpl.network.norm import Batch
+from dpl.network.norm import BatchStatistics
 from parity.tiny import stream, tiny_network
 
 BATCHES = [images[:8] for images in stream(torch.float32)]
@@ -33,7 +33,7 @@ def cotta(**settings: Any) -> dpl.AdaptiveModel:
 
 def source_logits(images: Tensor) -> Tensor:
     network = Network(tiny_network(torch.float32))
-    network.norm.rule = Batch()
+    network.norm.rule = BatchStatistics()
     with torch.no_grad():
         return network(images).logits
 
@@ -79,7 +79,7 @@ def test_the_teacher_follows_before_weights_are_restored() -> None:
     model(BATCHES[1])  # teacher and student differ from here on, so that there is a gradient
     for name, parameter in source.named_parameters():
         assert torch.equal(model.model.get_parameter(name), parameter)
-    assert not torch.equal(model.method.teacher.get_parameter("fc.weight"), source.fc.weight)
+    assert not torch.equal(model.method.teacher.weights.get_parameter("fc.weight"), source.fc.weight)
 
 
 def test_part_of_the_weights_is_restored_exactly() -> None:
@@ -113,15 +113,19 @@ def test_reset_and_snapshot_are_exact(tmp_path: Path) -> None:
 def test_source_weights_follow_the_model_and_are_kept_once() -> None:
     model = cotta(threshold=1.0).double()
     model(BATCHES[0].double())
-    assert all(weight.dtype == torch.float64 for weight in model.method.source.values())
-    assert {key.split(".")[1] for key in model.state_dict() if key.startswith("method.")} == {"batches", "teacher"}
+    assert all(weight.dtype == torch.float64 for weight in model.method.source.values)
+    assert {key.split(".")[1] for key in model.state_dict() if key.startswith("method.")} == {
+        "batches",
+        "share",
+        "teacher",
+    }
 
 
 def test_with_part_of_the_parameters_only_those_exist_twice() -> None:
     model = cotta(scope="affine", lr=0.01)
     model(BATCHES[0])
-    assert model.method.teacher.get_parameter("conv1.weight") is model.model.get_parameter("conv1.weight")
-    assert set(model.method.source) == set(model.trainable)
+    assert model.method.teacher.weights.get_parameter("conv1.weight") is model.model.get_parameter("conv1.weight")
+    assert set(model.method.source.names) == set(model.trainable)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])

@@ -29,7 +29,7 @@ def slow_eta(logits: Tensor, average: list[float] | None, margin: float, d: floa
 
 
 def test_loss_and_average_equal_a_slow_loop() -> None:
-    adaptive = dpl.adapt(tiny_network(), "eta", margin=0.3, redundancy=0.35)
+    adaptive = dpl.adapt(tiny_network(), "eta", margin=0.3, max_similarity=0.35)
     average = None
     for images in stream()[:5]:
         loss, average = slow_eta(adaptive(images), average, 0.3 * math.log(10), 0.35)
@@ -57,7 +57,7 @@ def test_the_first_reliable_batch_may_come_late() -> None:
 
 
 def test_everything_is_redundant_after_the_first_batch_when_nothing_may_be_similar() -> None:
-    adaptive = dpl.adapt(tiny_network(), "eta", redundancy=0.0)
+    adaptive = dpl.adapt(tiny_network(), "eta", max_similarity=0.0)
     adaptive(stream()[0])
     assert adaptive.last.updated
     adaptive(stream()[1])

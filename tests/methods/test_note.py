@@ -78,7 +78,7 @@ def test_a_large_k_is_plain_batch_norm() -> None:
 
 
 def test_it_learns_every_so_many_images() -> None:
-    model = note(every=10)
+    model = note(update_every=10)
     updates = []
     for size in (4, 4, 4, 30, 7, 1):
         before = model.predict(IMAGES[:size])
@@ -91,7 +91,7 @@ def test_it_learns_every_so_many_images() -> None:
 
 
 def test_reset_and_snapshot_are_exact(tmp_path: Path) -> None:
-    model = note(every=16, capacity=20)
+    model = note(update_every=16, capacity=20)
     start = [model(images) for images in IMAGES[:60].split(20)]
     model.save(tmp_path / "snapshot")
     back = dpl.load(tmp_path / "snapshot", tiny_network(torch.float32))
@@ -104,7 +104,7 @@ def test_reset_and_snapshot_are_exact(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 2, 7])
 @pytest.mark.parametrize("name", ["note", "note+dpl"])
 def test_small_and_constant_batches_stay_finite(size: int, name: str) -> None:
-    model = dpl.adapt(tiny_network(torch.float32), name, every=3, capacity=4)
+    model = dpl.adapt(tiny_network(torch.float32), name, update_every=3, capacity=4)
     for images in (IMAGES[:size], torch.full_like(IMAGES[:size], 0.5), IMAGES[:1].repeat(size, 1, 1, 1)):
         for _ in range(4):
             assert model(images).isfinite().all()
@@ -113,7 +113,7 @@ def test_small_and_constant_batches_stay_finite(size: int, name: str) -> None:
 
 def test_features_without_places_are_normalised_as_ever() -> None:
     plain = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).eval()
-    model = dpl.adapt(plain, "note", every=8)
+    model = dpl.adapt(plain, "note", update_every=8)
     with torch.no_grad():
         assert (model.predict(IMAGES[:8]) - plain(IMAGES[:8])).abs().max() < 1e-5
     assert model(IMAGES[:1]).isfinite().all()

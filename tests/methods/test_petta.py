@@ -89,7 +89,7 @@ def test_equals_the_algorithm_written_as_loops(loss: str) -> None:
         reference.update(method.samples[occupied_by_age(method.slots)], g)
     assert divergences[0] == 0  # the moving means start at the source's
     assert divergences[-1] > 1e-3
-    for ours, expected in ((adaptive.model, reference.student), (method.teacher, reference.teacher)):
+    for ours, expected in ((adaptive.model, reference.student), (method.teacher.weights, reference.teacher)):
         for name, value in expected.module.state_dict().items():
             torch.testing.assert_close(ours.state_dict()[name], value, atol=1e-7, rtol=0)
 
@@ -99,7 +99,7 @@ def test_the_anchor_keeps_the_source_weights_and_follows_the_streams_statistics(
     method: Any = adaptive.method
     for images in stream()[:2]:
         adaptive(images)
-    original, anchor = tiny_network().state_dict(), method.anchor.state_dict()
+    original, anchor = tiny_network().state_dict(), method.anchor.weights.state_dict()
     for name, value in original.items():
         assert torch.equal(anchor[name], value) == ("running" not in name)
     assert any(not torch.equal(adaptive.model.state_dict()[name], original[name]) for name in adaptive.trainable)
@@ -109,10 +109,10 @@ def test_at_full_divergence_the_teacher_stands_still() -> None:
     adaptive = dpl.adapt(tiny_network(), "petta", source=source(), momentum=0.5)
     method: Any = adaptive.method
     method.means += 1e4
-    before = copy.deepcopy(method.teacher)
+    before = copy.deepcopy(method.teacher.weights)
     adaptive(stream()[0])
     assert adaptive.last.divergence == 1
-    for parameter, old in zip(method.teacher.parameters(), before.parameters(), strict=True):
+    for parameter, old in zip(method.teacher.weights.parameters(), before.parameters(), strict=True):
         assert torch.equal(parameter, old)
 
 
@@ -130,7 +130,7 @@ def test_any_stream_and_a_poor_source_give_finite_answers() -> None:
 
 
 def test_updates_wait_for_enough_images_if_asked_to() -> None:
-    adaptive = dpl.adapt(tiny_network(), "petta", source=source(), every=64)
+    adaptive = dpl.adapt(tiny_network(), "petta", source=source(), update_every=64)
     adaptive(stream()[0])
     assert not adaptive.last.updated
     adaptive(stream()[1])

@@ -70,7 +70,7 @@ def test_warm_up_lets_student_and_teacher_agree_while_the_rate_grows() -> None:
             for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
                 slow.copy_(0.9 * slow + 0.1 * fast)
     method: Any = adaptive.method
-    for ours, expected in ((adaptive.model, student), (method.teacher, teacher)):
+    for ours, expected in ((adaptive.model, student), (method.teacher.weights, teacher)):
         for parameter, value in zip(ours.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(parameter, value, atol=1e-9, rtol=0)
     assert [group["lr"] for group in method.optimizer.optimizer.param_groups] == [0.01]
@@ -175,7 +175,7 @@ def test_prediction_is_the_sum_of_student_and_teacher() -> None:
     logits = adaptive(batches()[0])
     method: Any = adaptive.method
     with torch.no_grad():
-        both = [network(batches()[0]).logits for network in (method.network, method.teacher_network)]
+        both = [network(batches()[0]).logits for network in (method.network, method.teacher.network)]
     assert not torch.equal(both[0], both[1])
     assert torch.equal(logits, both[0] + both[1])
     assert torch.equal(adaptive.predict(batches()[0]), logits)

@@ -48,7 +48,7 @@ def test_weights_are_averaged_with_the_source() -> None:
     source = tiny_network().state_dict()
     steps = {}
     for keep in (1.0, 0.75, 0.0):
-        adaptive = dpl.adapt(tiny_network(), "roid", augment=torch.clone, keep=keep)
+        adaptive = dpl.adapt(tiny_network(), "roid", augment=torch.clone, weight_momentum=keep)
         adaptive(images)
         steps[keep] = adaptive.model.bn1.weight.detach() - source["bn1.weight"]
     assert steps[1.0].abs().min() > 0

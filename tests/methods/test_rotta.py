@@ -53,7 +53,7 @@ def test_a_robust_pass_moves_the_statistics_and_carries_their_gradient() -> None
 
 
 def test_it_learns_every_so_many_images_whatever_the_batch() -> None:
-    model = rotta(every=10)
+    model = rotta(update_every=10)
     updates = []
     for size in (4, 4, 4, 30, 7, 1):
         before = model.predict(IMAGES[:size])
@@ -65,7 +65,7 @@ def test_it_learns_every_so_many_images_whatever_the_batch() -> None:
 
 
 def test_the_bank_does_not_depend_on_how_the_stream_is_cut() -> None:
-    whole, cut = rotta(every=1000), rotta(every=1000)
+    whole, cut = rotta(update_every=1000), rotta(update_every=1000)
     whole(IMAGES[:200])
     for part in IMAGES[:200].split([1, 2, 50, 147]):
         cut(part)
@@ -75,9 +75,9 @@ def test_the_bank_does_not_depend_on_how_the_stream_is_cut() -> None:
 
 
 def test_teacher_and_student_follow_different_statistics_and_share_what_is_frozen() -> None:
-    model = rotta(every=32)
+    model = rotta(update_every=32)
     model(IMAGES[:64])
-    teacher, student, source = model.method.teacher, model.model, tiny_network(torch.float32)
+    teacher, student, source = model.method.teacher.weights, model.model, tiny_network(torch.float32)
     assert teacher.conv1.weight is student.conv1.weight
     assert torch.equal(student.conv1.weight, source.conv1.weight)
     assert not torch.equal(teacher.bn1.running_mean, source.bn1.running_mean)
@@ -98,7 +98,7 @@ def test_images_of_another_size_are_refused_before_anything_changes() -> None:
 
 
 def test_reset_and_snapshot_are_exact(tmp_path: Path) -> None:
-    model = rotta(every=16)
+    model = rotta(update_every=16)
     start = [model(images) for images in IMAGES[:60].split(20)]
     model.save(tmp_path / "snapshot")
     back = dpl.load(tmp_path / "snapshot", tiny_network(torch.float32))
@@ -113,7 +113,7 @@ def test_reset_and_snapshot_are_exact(tmp_path: Path) -> None:
 def test_small_and_constant_batches_stay_finite(size: int, name: str) -> None:
     network = tiny_network(torch.float32)
     before = torch.get_rng_state()
-    model = dpl.adapt(network, name, every=3, capacity=4)
+    model = dpl.adapt(network, name, update_every=3, capacity=4)
     for images in (IMAGES[:size], torch.full_like(IMAGES[:size], 0.5), IMAGES[:1].repeat(size, 1, 1, 1)):
         for _ in range(4):
             assert model(images).isfinite().all()
@@ -123,7 +123,7 @@ def test_small_and_constant_batches_stay_finite(size: int, name: str) -> None:
 
 def test_a_network_without_batch_norm_learns_too() -> None:
     plain = nn.Sequential(nn.Flatten(), nn.Linear(768, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 10)).eval()
-    model = dpl.adapt(plain, "rotta", every=16)
+    model = dpl.adapt(plain, "rotta", update_every=16)
     model(IMAGES[:32])
     assert model.last.updated
     assert model.trainable == ["2.weight", "2.bias"]

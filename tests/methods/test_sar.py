@@ -19,7 +19,7 @@ def test_the_top_does_not_train() -> None:
     assert not any("layer4" in name for name in adaptive.trainable)
     assert any("layer3" in name for name in adaptive.trainable)
     assert not any(p.requires_grad for p in adaptive.model.layer4.parameters())
-    everything = dpl.adapt(tiny_network(), "sar", top=())
+    everything = dpl.adapt(tiny_network(), "sar", frozen_modules=())
     assert any("layer4" in name for name in everything.trainable)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import dpl
-from dpl.network.norm import Running
+from dpl.network.norm import RunningStatistics
 from parity.tiny import source_images, stream, tiny_network
 
 QUICK = {"probes": 6, "epochs": 2}
@@ -55,8 +55,8 @@ def test_weights_are_squared_scaled_cosines_of_gradients() -> None:
 def test_prototypes_classify_the_source() -> None:
     adaptive = adapted(epochs=20)
     images, labels = source_images()
-    with torch.no_grad(), adaptive._network.norm.using(Running()):
-        near = adaptive.method.nearest.logits(adaptive._network(images[200:300]).z)
+    with torch.no_grad(), adaptive.network.norm.using(RunningStatistics()):
+        near = adaptive.method.nearest.logits(adaptive.network(images[200:300]).z)
     assert (near.argmax(dim=1) == labels[200:300]).double().mean() > 0.9
 
 

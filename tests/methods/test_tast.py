@@ -41,7 +41,7 @@ def slow_answer(head: EnsembleHead, supports: SupportSet, z: Tensor, k: int) -> 
 
 @torch.no_grad()
 def test_prediction_equals_a_slow_loop() -> None:
-    model = dpl.adapt(tiny_network(), "tast", members=3, neighbours=3, filter_k=4)
+    model = dpl.adapt(tiny_network(), "tast", ensemble_size=3, neighbours=3, filter_k=4)
     model(stream()[0]), model(stream()[1])
     images = stream()[2][:4]
     z = model.method.network(images).z

@@ -44,5 +44,5 @@ def test_one_name_may_stand_alone() -> None:
 
 def test_nothing_left_is_an_error() -> None:
     network = Transformer()
-    with pytest.raises(ModelError, match="top="):
+    with pytest.raises(ModelError, match="frozen_modules="):
         below_top(network, dict(network.named_parameters()), ("patch_embed", "blocks", "norm"))

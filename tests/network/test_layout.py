@@ -1,4 +1,6 @@
-"""The memory layout: measured for large networks, left alone for small ones, never a change of values."""
+"""The memory layout: a fixed rule or a measurement, never a change of values."""
+
+import time
 
 import pytest
 import torch
@@ -9,48 +11,55 @@ from dpl.network import layout
 from nets import images, network
 
 
-def wide(channels: int = 64) -> nn.Sequential:
+def wide(channels: int = 64, kernel: int = 3) -> nn.Sequential:
     torch.manual_seed(0)
-    block = [nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
+    block = [nn.Conv2d(channels, channels, kernel, padding=kernel // 2), nn.BatchNorm2d(channels), nn.ReLU()]
     return nn.Sequential(
-        nn.Conv2d(3, channels, 3), *block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 5)
+        nn.Conv2d(3, channels, kernel), *block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 5)
     )
 
 
 BATCH = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+LARGE = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
 
 def is_channels_last(model: dpl.AdaptiveModel) -> bool:
     return model.model[1].weight.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize(("as_is", "other", "expected"), [(2.0, 1.0, "channels_last"), (1.0, 2.0, "as_is")])
-def test_the_faster_layout_is_taken(monkeypatch, as_is: float, other: float, expected: str) -> None:
-    clock = iter([other, as_is] * 3)  # in turns
-    monkeypatch.setattr(layout, "best_seconds", lambda _run, _device, runs: next(clock))
-    monkeypatch.setattr(layout, "_known", {})
-    monkeypatch.setattr(layout, "_SMALL", 1e8)
+def test_large_images_and_spatial_convolutions_run_in_channels_last() -> None:
     model = dpl.adapt(wide(), "tent")
     assert model.layout == "auto"
+    model(LARGE)
+    assert model.layout == "channels_last"
+    assert is_channels_last(model)
+
+
+def test_small_images_and_pointwise_networks_stay_as_they_are() -> None:
+    small, pointwise = dpl.adapt(wide(), "tent"), dpl.adapt(wide(kernel=1), "tent")
+    small(BATCH)
+    pointwise(LARGE)
+    assert small.layout == pointwise.layout == "as_is"
+
+
+def test_timed_measures_both_layouts_and_takes_the_faster(monkeypatch) -> None:
+    runs = []
+
+    def slow_in_channels_last(module: nn.Module, _images: torch.Tensor) -> None:
+        runs.append(module[1].weight.is_contiguous())
+        time.sleep(0.001 if runs[-1] else 0.02)
+
+    monkeypatch.setattr(layout, "_run", slow_in_channels_last)
+    model = dpl.adapt(wide(), "tent", layout="timed")
     model(BATCH)
-    assert model.layout == expected
-    assert is_channels_last(model) is (expected == "channels_last")
-    dpl.adapt(wide(), "tent")(BATCH)  # the same answer without another look at the clock
+    assert model.layout == "as_is"
+    assert set(runs) == {True, False}
+    assert not is_channels_last(model)
 
 
-def test_each_kind_of_normalisation_and_of_training_is_measured_by_itself(monkeypatch) -> None:
-    monkeypatch.setattr(layout, "_known", {})
-    monkeypatch.setattr(layout, "_SMALL", 1e8)
-    for method in ("tent", "norm", "dpl", "source", "pl"):
-        dpl.adapt(wide(), method)(BATCH)
-    assert len(layout._known) == 4  # pl trains what dpl trains
-
-
-def test_it_is_really_measured(monkeypatch) -> None:
-    monkeypatch.setattr(layout, "_known", {})
-    monkeypatch.setattr(layout, "_SMALL", 1e8)
-    model = dpl.adapt(wide(), "tent")
-    model(BATCH)
+def test_timed_runs_the_network_and_keeps_its_values() -> None:
+    model, plain = dpl.adapt(wide(), "tent", layout="timed"), dpl.adapt(wide(), "tent", layout="as_is")
+    assert torch.allclose(model(BATCH), plain(BATCH), atol=1e-5)
     assert model.layout in ("as_is", "channels_last")
 
 
@@ -72,16 +81,14 @@ def test_small_networks_and_networks_without_convolutions_stay_as_they_are() -> 
     assert small.layout == flat.layout == "as_is"
 
 
-def test_a_choice_made_by_the_owner_stands(monkeypatch) -> None:
-    monkeypatch.setattr(layout, "best_seconds", lambda *_: pytest.fail("measured"))
+def test_a_choice_made_by_the_owner_stands() -> None:
     model = dpl.adapt(wide().to(memory_format=torch.channels_last), "tent")
-    model(BATCH)
+    model(LARGE)
     assert model.layout == "as_is"
     assert is_channels_last(model)
 
 
-def test_a_snapshot_remembers_the_choice(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(layout, "best_seconds", lambda *_: pytest.fail("measured"))
+def test_a_snapshot_remembers_the_choice(tmp_path) -> None:
     model = dpl.adapt(wide(), "dpl", layout="channels_last", confidence=0.0)
     model(BATCH)
     again = dpl.load(model.save(tmp_path / "kept"), wide())

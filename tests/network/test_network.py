@@ -8,7 +8,7 @@ import dpl
 from dpl.core.errors import ModelError
 from dpl.core.extras import optional
 from dpl.network import Network
-from dpl.network.norm import Batch, Blend, Running, install, parse_norm, uninstall
+from dpl.network.norm import BatchStatistics, BlendedStatistics, RunningStatistics, install, parse_norm, uninstall
 from nets import CLASSES, images, network
 
 KINDS = ["batch", "group", "bottleneck", "weight_norm", "parametrized", "tokens", "late", "wrapped"]
@@ -17,7 +17,7 @@ KINDS = ["batch", "group", "bottleneck", "weight_norm", "parametrized", "tokens"
 @pytest.mark.parametrize("kind", KINDS)
 def test_finds_the_layer_that_makes_the_logits(kind: str) -> None:
     wrapped = Network(network(kind))
-    wrapped.watch(images())
+    wrapped.confirm(images())
     out = wrapped(images())
     assert wrapped.classifier.out_features == CLASSES
     assert torch.allclose(out.z @ wrapped.prototypes.T + wrapped.classifier.bias, out.logits, atol=1e-5)
@@ -26,7 +26,7 @@ def test_finds_the_layer_that_makes_the_logits(kind: str) -> None:
 def test_watching_corrects_a_wrong_guess() -> None:
     wrapped = Network(network("late"))
     assert wrapped.classifier_name == "project"
-    assert wrapped.watch(images()) is False
+    assert wrapped.confirm(images()) is False
     assert wrapped.classifier_name == "head"
 
 
@@ -46,7 +46,7 @@ def test_timm_networks(name: str) -> None:
     size = 224 if name.startswith(("vit", "mixer")) else 64
     batch = images(2, size=size)
     wrapped = Network(made)
-    assert wrapped.watch(batch)
+    assert wrapped.confirm(batch)
     out = wrapped(batch)
     assert torch.allclose(out.z @ wrapped.prototypes.T + wrapped.classifier.bias, out.logits, atol=1e-4)
     assert torch.allclose(out.logits, made(batch), atol=1e-4)
@@ -121,7 +121,7 @@ def test_batch_statistics_equal_training_mode_and_leave_the_buffers(kind: str) -
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.train()
     before = {k: v.clone() for k, v in wrapped.module.state_dict().items()}
-    with wrapped.norm.using(Batch()), torch.no_grad():
+    with wrapped.norm.using(BatchStatistics()), torch.no_grad():
         assert torch.allclose(wrapped(images()).logits, reference(images()), atol=1e-6)
     assert all(torch.equal(before[k], v) for k, v in wrapped.module.state_dict().items())
 
@@ -129,7 +129,15 @@ def test_batch_statistics_equal_training_mode_and_leave_the_buffers(kind: str) -
 def test_a_blend_goes_from_source_to_batch() -> None:
     wrapped = Network(network())
     with torch.no_grad():
-        ends = [wrapped_logits(wrapped, rule) for rule in (Running(), Blend(1e-9), Batch(), Blend(1.0, correction=0))]
+        ends = [
+            wrapped_logits(wrapped, rule)
+            for rule in (
+                RunningStatistics(),
+                BlendedStatistics(1e-9),
+                BatchStatistics(),
+                BlendedStatistics(1.0, correction=0),
+            )
+        ]
     assert torch.allclose(ends[0], ends[1], atol=1e-5)
     assert torch.allclose(ends[2], ends[3], atol=1e-5)
     assert not torch.allclose(ends[0], ends[2], atol=1e-2)
@@ -144,33 +152,24 @@ def test_gradients_flow_through_the_batch_part_of_a_blend() -> None:
     layer = nn.BatchNorm2d(2).double().eval()
     layer.running_mean.copy_(torch.tensor([0.3, -0.2]))
     control = install(layer)
-    control.rule = Blend(0.4)
+    control.rule = BlendedStatistics(0.4)
     x = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda y: layer(y), (x,))
-
-
-def test_statistics_from_the_first_rows_only() -> None:
-    wrapped = Network(network())
-    batch, extra = images(6), images(4, seed=9) * 5
-    with torch.no_grad(), wrapped.norm.using(Batch(), rows=6):
-        together = wrapped(torch.cat([batch, extra])).logits[:6]
-    with torch.no_grad(), wrapped.norm.using(Batch()):
-        assert torch.allclose(together, wrapped(batch).logits, atol=1e-5)
 
 
 def test_groups_are_normalised_by_themselves() -> None:
     wrapped = Network(network())
     parts = [images(4, seed=1), images(4, seed=2) * 3]
-    with torch.no_grad(), wrapped.norm.using(Batch(), groups=2):
+    with torch.no_grad(), wrapped.norm.using(BatchStatistics(), groups=2):
         together = wrapped(torch.cat(parts)).logits
-    with torch.no_grad(), wrapped.norm.using(Batch()):
+    with torch.no_grad(), wrapped.norm.using(BatchStatistics()):
         assert torch.allclose(together, torch.cat([wrapped(part).logits for part in parts]), atol=1e-5)
 
 
-def test_surgery_is_reversible() -> None:
+def test_controlled_norm_layers_can_be_given_their_class_back() -> None:
     module = network()
     expected, kinds = module(images()), [type(m) for m in module.modules()]
-    install(module).rule = Batch()
+    install(module).rule = BatchStatistics()
     assert not torch.equal(module(images()), expected)
     uninstall(module)
     assert [type(m) for m in module.modules()] == kinds

@@ -9,14 +9,14 @@ from nets import images, network
 
 
 def test_training_starts_at_a_layer() -> None:
-    whole, late = dpl.adapt(network(), "dpl"), dpl.adapt(network(), "dpl", start="layer2")
+    whole, late = dpl.adapt(network(), "dpl"), dpl.adapt(network(), "dpl", train_from="layer2")
     assert {name.split(".")[0] for name in whole.trainable} == {"layer1", "layer2", "fc"}
     assert {name.split(".")[0] for name in late.trainable} == {"layer2", "fc"}
-    assert dpl.adapt(network(), "tent", start="layer2").trainable == ["layer2.1.weight", "layer2.1.bias"]
+    assert dpl.adapt(network(), "tent", train_from="layer2").trainable == ["layer2.1.weight", "layer2.1.bias"]
 
 
 def test_what_lies_before_the_start_runs_without_a_graph() -> None:
-    model, seen = dpl.adapt(network(), "dpl", start="layer2", confidence=0.0), {}
+    model, seen = dpl.adapt(network(), "dpl", train_from="layer2", confidence=0.0), {}
 
     def look(name: str) -> None:
         def hook(_module: nn.Module, _inputs: object, output: Tensor) -> None:
@@ -35,24 +35,24 @@ def test_what_lies_before_the_start_runs_without_a_graph() -> None:
 
 
 def test_a_start_that_is_no_module_or_leaves_nothing_is_refused() -> None:
-    with pytest.raises(dpl.ModelError, match="start='layer7' is not a module"):
-        dpl.adapt(network(), "dpl", start="layer7")
-    with pytest.raises(dpl.ModelError, match="from start='fc' on"):
-        dpl.adapt(network(), "tent", start="fc")
+    with pytest.raises(dpl.ModelError, match="train_from='layer7' is not a module"):
+        dpl.adapt(network(), "dpl", train_from="layer7")
+    with pytest.raises(dpl.ModelError, match="from train_from='fc' on"):
+        dpl.adapt(network(), "tent", train_from="fc")
 
 
 def test_every_third_batch_teaches() -> None:
-    model, updated = dpl.adapt(network(), "dpl", interval=3, confidence=0.0), []
+    model, updated = dpl.adapt(network(), "dpl", adapt_every=3, confidence=0.0), []
     for seed in range(7):
         model(images(seed=seed))
         updated.append(model.last.updated)
     assert updated == [True, False, False, True, False, False, True]
     model(images())
-    assert "interval" in model.last.reason
+    assert "adapt_every" in model.last.reason
 
 
 def test_the_count_of_batches_is_part_of_the_state(tmp_path) -> None:
-    model = dpl.adapt(network(), "tent", interval=2)
+    model = dpl.adapt(network(), "tent", adapt_every=2)
     model(images())
     again = dpl.load(model.save(tmp_path / "kept"), network())
     again(images(seed=1))
@@ -66,7 +66,7 @@ def test_the_count_of_batches_is_part_of_the_state(tmp_path) -> None:
 def test_too_small_a_selection_takes_no_step(method: str) -> None:
     with torch.no_grad():
         alpha = float(network()(images()).softmax(1).max(1).values.median())
-    eager, idle = (dpl.adapt(network(), method, confidence=alpha, least=share) for share in (0.25, 0.75))
+    eager, idle = (dpl.adapt(network(), method, confidence=alpha, min_selected=share) for share in (0.25, 0.75))
     eager(images())
     idle(images())
     assert eager.last.updated is True

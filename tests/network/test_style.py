@@ -58,8 +58,9 @@ def middle_confidence(model_kind: str) -> float:
 def test_the_second_pass_shows_confident_samples_in_an_unconfident_style(kind: str) -> None:
     alpha = middle_confidence(kind)
     model = dpl.adapt(network(kind), "dpl_dagger", confidence=alpha)
-    seen = outputs_of(model, model.method.styling.layer, images())
-    first, content = seen[-2:]  # a look at few images comes before the first batch
+    following = {"layer1": "layer2", "blocks.0": "blocks.1"}[model.method.styling.layer]
+    _, seen = maps_around(model, model.method.styling.layer, following, images())
+    first, content = seen[-2:]  # passes over one and two images confirm the network before
     confident = network(kind)(images()).softmax(1).max(1).values > alpha
     assert len(content) == int(confident.sum())
     skip = model.method.styling.prefix  # class tokens
@@ -67,12 +68,20 @@ def test_the_second_pass_shows_confident_samples_in_an_unconfident_style(kind: s
     assert all(made_by_adain(copy, own, first[~confident]) for copy, own in zip(content, first[confident], strict=True))
 
 
-def outputs_of(model: dpl.AdaptiveModel, layer: str, batch: torch.Tensor) -> list[torch.Tensor]:
-    seen: list[torch.Tensor] = []
-    hook = model.model.get_submodule(layer).register_forward_hook(lambda _m, _i, out: seen.append(out.detach()))
+def maps_around(
+    model: dpl.AdaptiveModel, layer: str, following: str, batch: torch.Tensor
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Adapt to a batch; return what the style layer gave out, and what the layer behind it was given."""
+    given, taken = [], []
+    first, second = model.model.get_submodule(layer), model.model.get_submodule(following)
+    hooks = [
+        first.register_forward_hook(lambda _m, _i, out: given.append(out.detach())),
+        second.register_forward_pre_hook(lambda _m, inputs: taken.append(inputs[0].detach())),
+    ]
     model(batch)
-    hook.remove()
-    return seen
+    for hook in hooks:
+        hook.remove()
+    return given, taken
 
 
 def made_by_adain(copy: torch.Tensor, own: torch.Tensor, donors: torch.Tensor) -> bool:
@@ -86,7 +95,8 @@ def test_restyled_copies_are_made_by_adain_from_donors() -> None:
     assert carried is not None
     unconfident = network()(images()).softmax(1).max(1).values <= middle_confidence("batch")
     assert torch.equal(carried, images()[unconfident])
-    originals, lenders, copies = outputs_of(model, "layer1", images(seed=1))[-3:]
+    given, taken = maps_around(model, "layer1", "layer2", images(seed=1))
+    originals, copies, lenders = taken[0], taken[-1], given[-2]
     confident = network()(images(seed=1)).softmax(1).max(1).values > middle_confidence("batch")
     assert 0 < len(copies) == int(confident.sum())
     assert len(lenders) <= min(len(carried), len(copies)), "only images whose style is used are looked at"

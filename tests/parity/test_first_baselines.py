@@ -37,7 +37,7 @@ def test_blended_statistics_equal_the_trace() -> None:
     """The library keeps the batch's own statistics in buffers (`<layer>.norm`); here they follow from the blend."""
     alpha = 0.1
     adaptive = dpl.adapt(tiny_network(), "norm", norm=alpha)
-    with adaptive._network.norm.recording() as blended:
+    with adaptive.network.norm.recording() as blended:
         adaptive(stream()[0])
     state = adaptive.model.state_dict()
     for name, layer in adaptive.model.named_modules():

@@ -55,7 +55,7 @@ def test_domainadaptor_equals_the_trace(name: str, settings: dict[str, Any], mon
 def _rectified(adaptive: dpl.AdaptiveModel) -> dict[str, Tensor]:
     """The network's state with the offsets of this batch, which the authors write into the parameters."""
     state = {key: value.clone() for key, value in adaptive.model.state_dict().items()}
-    offsets = adaptive._network.norm.rule.offsets
+    offsets = adaptive.network.norm.rule.offsets
     for name, layer in adaptive.model.named_modules():
         if layer in offsets:
             state[f"{name}.weight"] += offsets[layer][0]

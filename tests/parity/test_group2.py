@@ -53,7 +53,7 @@ def run(adaptive: dpl.AdaptiveModel, dtype: torch.dtype = torch.float64) -> tupl
 
 def build(name: str, dtype: torch.dtype = torch.float64) -> dpl.AdaptiveModel:
     makers: dict[str, Callable[[Any], dpl.AdaptiveModel]] = {
-        "tast": lambda model: with_traced_head(dpl.adapt(model, "tast", filter_k=20, neighbours=4, members=5)),
+        "tast": lambda model: with_traced_head(dpl.adapt(model, "tast", filter_k=20, neighbours=4, ensemble_size=5)),
         "tast_bn": lambda model: dpl.adapt(model, "tast_bn", filter_k=5, neighbours=4),
         "tsd": lambda model: dpl.adapt(model, "tsd", filter_k=20),
     }

@@ -15,7 +15,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("rmtlib_eta", "eta", {}),
     ("rmtlib_eta_sgd", "eta", {"lr": 0.025, "optimizer": "nesterov"}),
     ("eata_official_eta", "eta", SGD),
-    ("eata_official_eta_d005", "eta", {**SGD, "redundancy": 0.05}),
+    ("eata_official_eta_d005", "eta", {**SGD, "max_similarity": 0.05}),
     ("rmtlib_eata", "eata", {"fisher_weight": 2000.0, "fisher_samples": 128}),
     ("rmtlib_eata_f2e5", "eata", {"fisher_weight": 2e5, "fisher_samples": 128}),
     ("rmtlib_sar", "sar", {}),

@@ -25,7 +25,7 @@ def adaptive(name: str, dtype: torch.dtype = torch.float64, **settings: Any) -> 
 
 def rename(key: str) -> str:
     """Our name for a traced entry of the student's or the teacher's state."""
-    owner, key = ("method.teacher.", key[len("teacher/") :]) if key.startswith("teacher/") else ("model.", key)
+    owner, key = ("method.teacher.weights.", key[len("teacher/") :]) if key.startswith("teacher/") else ("model.", key)
     return owner + key.replace("source_mean", "running_mean").replace("source_var", "running_var")
 
 
@@ -61,7 +61,7 @@ def test_losses_and_source_confidence(name: str) -> None:
 
 @pytest.mark.parametrize("together", [1, 64, 100_000])
 def test_views_may_run_together_or_alone(together: int) -> None:
-    model = adaptive("rmtlib_cotta_roll", together=together)
+    model = adaptive("rmtlib_cotta_roll", views_per_pass=together)
     logits = np.stack([model(images).numpy() for images in stream()[:3]])
     assert np.abs(logits - trace("rmtlib_cotta_roll")["logits"][:3]).max() < 1e-9
 

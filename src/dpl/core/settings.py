@@ -41,11 +41,14 @@ class Checked:
     def __init_subclass__(cls, **defaults: Any) -> None:
         """Let a class line change inherited defaults: `class Tuned(GradientSettings, norm="batch")`."""
         super().__init_subclass__()
+        inherited: dict[str, dataclasses.Field[Any]] = {}
         for base in reversed(cls.__mro__[1:]):
-            for name, inherited in getattr(base, "__dataclass_fields__", {}).items():
-                if name in defaults:
-                    cls.__annotations__[name] = inherited.type
-                    setattr(cls, name, dataclasses.field(default=defaults[name], metadata=inherited.metadata))
+            inherited |= getattr(base, "__dataclass_fields__", {})
+        for name, default in defaults.items():
+            if name not in inherited:
+                raise SettingError(f"{cls.__name__} inherits no setting {name!r}. {did_you_mean(name, inherited)}")
+            cls.__annotations__[name] = inherited[name].type
+            setattr(cls, name, dataclasses.field(default=default, metadata=inherited[name].metadata))
 
     def __post_init__(self) -> None:
         types = get_type_hints(type(self))

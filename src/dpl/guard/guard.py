@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from dpl.core.state import Stateful
+from dpl.guard.batch_dependence import stable_in_larger_batch
 from dpl.guard.comparison import ComparisonResult, SourceComparison
 from dpl.guard.events import EventLog, GuardEvent
 from dpl.guard.inputs import NoFiniteAnswer, RowCheck, nonfinite_as_zeros, refused_as_zeros, without_refused
 from dpl.guard.policy import FREEZE, REASONS, ROLL_BACK, SMALL_BATCH, TRIAL_ROWS, EscalationPolicy, SmallBatchTrial
 from dpl.guard.settings import GuardSettings
-from dpl.guard.state_copy import SavedState, StateBuffer, Ward, all_finite
-from dpl.network.copying import private_copy
-from dpl.network.split import logits_of
+from dpl.guard.state_copy import SavedState, StateBuffer, all_finite, is_finite_after_step, relative_change
+from dpl.methods.model_state import ModelState, State
+from dpl.network.split import logits_of, private_copy
 
 __all__ = ["Guard"]
 
@@ -56,6 +57,11 @@ class Guard(Stateful):
             self.declare_part(name, getattr(self, name))
         self._buffer = StateBuffer()
         self.report: dict[str, Any] = {}
+        self._origin: State = self.state()
+
+    def reset(self) -> None:
+        """Forget everything since the start."""
+        self.restore(self._origin)
 
     @property
     def frozen(self) -> bool:
@@ -82,12 +88,12 @@ class Guard(Stateful):
         self._buffer = StateBuffer()
         super().move(transfer)
 
-    def step(self, images: Tensor, reins: Callable[[Tensor], Ward]) -> Tensor:
-        """Predict a batch and adapt to it, as far as both are safe; `reins` gets the valid images first."""
+    def step(self, images: Tensor, confirm: Callable[[Tensor], ModelState]) -> Tensor:
+        """Predict a batch and adapt to it, as far as both are safe; `confirm` gets the valid images first."""
         examined = self.rows.examine(images)
         refused = dict(examined.refused)
         kept = without_refused(images, refused)
-        ward = reins(kept if len(kept) else torch.zeros_like(images[:1]))
+        state = confirm(kept if len(kept) else torch.zeros_like(images[:1]))
         self.report = {"guard": {"action": "none", "reason": "", "answered_by": "adapted", "signals": None}}
         self.batches += 1
         if len(kept) == 0:
@@ -95,24 +101,24 @@ class Guard(Stateful):
         self.rows.remember(examined)
         self.policy.count_rows(len(kept))
         try:
-            logits = self._answer(ward, kept)
+            logits = self._answer(state, kept)
         except NoFiniteAnswer as overflow:
             places = [row for row in range(len(images)) if row not in refused]
             refused |= {places[i]: _NOT_FINITE for i in overflow.rows}
             kept = without_refused(images, refused)
-            logits = self._answer(ward, kept) if len(kept) else self._no_logits(images)
+            logits = self._answer(state, kept) if len(kept) else self._no_logits(images)
         return self._for_all_rows(logits, refused, len(images))
 
     @torch.no_grad()
-    def predict(self, images: Tensor, reins: Callable[[Tensor], Ward]) -> Tensor:
+    def predict(self, images: Tensor, confirm: Callable[[Tensor], ModelState]) -> Tensor:
         """Predict a batch and change nothing."""
         refused = self.rows.examine(images).refused
         kept = without_refused(images, refused)
-        ward = reins(kept if len(kept) else torch.zeros_like(images[:1]))
+        state = confirm(kept if len(kept) else torch.zeros_like(images[:1]))
         if len(kept) == 0:
             return refused_as_zeros(self._no_logits(images), refused, len(images))
         by_source = self.frozen or self._is_on_trial(kept)
-        logits = self.source(kept) if by_source else ward.method.predict(kept).detach()
+        logits = self.source(kept) if by_source else state.method.predict(kept).detach()
         if not all_finite([logits]):
             logits = self.source(kept)
         return refused_as_zeros(nonfinite_as_zeros(logits), refused, len(images))
@@ -122,36 +128,36 @@ class Guard(Stateful):
         """Return the logits of the frozen source model."""
         return logits_of(self._source(images))
 
-    def _answer(self, ward: Ward, images: Tensor) -> Tensor:
+    def _answer(self, state: ModelState, images: Tensor) -> Tensor:
         if self.frozen:
-            return self._answer_while_frozen(ward, images)
-        logits = self._adapt(ward, images)
+            return self._answer_while_frozen(state, images)
+        logits = self._adapt(state, images)
         self.batches_since_comparison += 1
         self.batches_since_save += 1
         rows = self._rows_to_compare(logits)
-        return logits if rows is None else self._compare(ward, images, logits, rows)
+        return logits if rows is None else self._compare(state, images, logits, rows)
 
-    def _adapt(self, ward: Ward, images: Tensor) -> Tensor:
+    def _adapt(self, state: ModelState, images: Tensor) -> Tensor:
         """Let the model predict and adapt; undo a step after which something is not finite."""
         if self.policy.paused:
-            return self._finite(ward, images, ward.predict(images, "paused: the stream shows too few classes"))
-        self._buffer.copy(ward)
+            return self._finite(state, images, _predict(state, images, "paused: the stream shows too few classes"))
+        self._buffer.copy(state)
         try:
-            logits = ward.act(images)
+            logits = state.method(images)
         except BaseException:
-            ward.put_back(self._buffer.state())
+            state.put_back(self._buffer.state())
             raise
-        if ward.is_finite(logits):
+        if is_finite_after_step(state.method, logits):
             return logits
-        ward.put_back(self._buffer.state())
+        state.put_back(self._buffer.state())
         self._record("undo", "logits, loss or parameters were not finite after the step")
         overflow = (~self.source(images).isfinite().all(dim=1)).nonzero()[:, 0].tolist()
         if overflow:
             raise NoFiniteAnswer(overflow)
-        return self._finite(ward, images, ward.predict(images, "the step was undone: something was not finite"))
+        return self._finite(state, images, _predict(state, images, "the step was undone: something was not finite"))
 
-    def _finite(self, ward: Ward, images: Tensor, logits: Tensor) -> Tensor:
-        return logits if all_finite([logits]) else self._escalate(ward, images, "the model's output is not finite")
+    def _finite(self, state: ModelState, images: Tensor, logits: Tensor) -> Tensor:
+        return logits if all_finite([logits]) else self._escalate(state, images, "the model's output is not finite")
 
     def _rows_to_compare(self, logits: Tensor) -> Tensor | None:
         """Return the rows of this batch that the source model predicts, too: all, some, or None."""
@@ -165,26 +171,26 @@ class Guard(Stateful):
         first = self.batches % max(1, count // some)
         return (torch.arange(some, device=device) * count // some + first).clamp(max=count - 1)
 
-    def _compare(self, ward: Ward, images: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+    def _compare(self, state: ModelState, images: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
         """Compare with the source model and act on the result; return the logits to serve."""
         source = self.source(images[rows])
         before, on_trial = self.comparison.is_shuffled, self._is_on_trial(images)
-        signals = self.comparison.compare(source, logits[rows], lambda: ward.answers_kept(images))
+        signals = self.comparison.compare(source, logits[rows], _stability(state, images))
         same_stream = before or not signals.shuffled
         self.rows_compared = self.rows_compared + len(rows) if same_stream else 0  # a new stream is compared closely
-        self.report["guard"]["signals"] = asdict(signals) | ward.facts()
-        logits = self._handle_few_classes(ward, images, logits, signals)
+        self.report["guard"]["signals"] = asdict(signals) | _adaptation_facts(state)
+        logits = self._handle_few_classes(state, images, logits, signals)
         self.batches_since_comparison = 0
         if on_trial:
             logits = self._answer_with_source_on_trial(source, signals)
         if signals.lost > self.settings.limit:
-            return self._escalate(ward, images, f"about {signals.lost:.1f} predictions lost to adaptation", signals)
+            return self._escalate(state, images, f"about {signals.lost:.1f} predictions lost to adaptation", signals)
         if signals.lost > self.settings.limit / 2:
             self._record("suspect", f"about {signals.lost:.1f} predictions lost; the source model predicts", signals)
             return self._serve_source(source if len(rows) == len(images) else self.source(images))
         healthy = not self.comparison.is_suspicious and not self.comparison.has_few_classes
         if healthy and self.rows_compared >= _FRESH and self.batches_since_save >= _SAVE_EVERY:
-            return self._save_healthy_state(ward, images, logits)
+            return self._save_healthy_state(state, images, logits)
         return logits
 
     def _is_on_trial(self, batch: Tensor) -> bool:
@@ -198,7 +204,9 @@ class Guard(Stateful):
             self._record(action, REASONS[action], signals)
         return self._serve_source(source)
 
-    def _handle_few_classes(self, ward: Ward, images: Tensor, logits: Tensor, signals: ComparisonResult) -> Tensor:
+    def _handle_few_classes(
+        self, state: ModelState, images: Tensor, logits: Tensor, signals: ComparisonResult
+    ) -> Tensor:
         """Discard what was learned in a long run of few classes; return the logits to serve."""
         rows, comparison = len(images) * max(1, self.batches_since_comparison), self.comparison
         few_classes, more = comparison.has_few_classes, comparison.adapted_has_more_classes
@@ -208,33 +216,33 @@ class Guard(Stateful):
         self._record(action, f"{REASONS[action]} (about {signals.classes:.1f} classes in the last images)", signals)
         if action == "resume":
             return logits
-        ward.put_back(self.healthy.state() if self.healthy.exists else None)
+        state.put_back(self.healthy.state() if self.healthy.exists else None)
         comparison.clear_loss()
         if action == "pause" and not self.healthy.exists:
             self.policy.serve_source()
             self.rows_compared = 0
             return self._serve_source(self.source(images))
-        return self._finite(ward, images, ward.predict(images, f"{action}: {REASONS[action]}"))
+        return self._finite(state, images, _predict(state, images, f"{action}: {REASONS[action]}"))
 
-    def _save_healthy_state(self, ward: Ward, images: Tensor, logits: Tensor) -> Tensor:
+    def _save_healthy_state(self, state: ModelState, images: Tensor, logits: Tensor) -> Tensor:
         """Copy a state that nothing speaks against, for a later rollback."""
-        self._buffer.copy(ward)
+        self._buffer.copy(state)
         if not all_finite(self._buffer.state().values()):
-            return self._escalate(ward, images, "a memory or a statistic is not finite")
+            return self._escalate(state, images, "a memory or a statistic is not finite")
         self.healthy.save(self._buffer.state())
         self.batches_since_save = 0
         return logits
 
-    def _escalate(self, ward: Ward, images: Tensor, why: str, signals: ComparisonResult | None = None) -> Tensor:
+    def _escalate(self, state: ModelState, images: Tensor, why: str, signals: ComparisonResult | None = None) -> Tensor:
         """Take the mildest action after which this batch is predicted about as well as by the source model."""
         source, logits, action = self.source(images), None, FREEZE
         slowly = signals is not None and signals.lost > self.comparison.lost
         for action in self.policy.escalate(self.healthy.exists, slowly):
-            ward.put_back(self.healthy.state() if action == ROLL_BACK else None)
+            state.put_back(self.healthy.state() if action == ROLL_BACK else None)
             if action == FREEZE:
                 break
-            logits = ward.predict(images, f"{action}: {REASONS[action]}")
-            if all_finite([logits]) and self._is_acceptable(source, logits, lambda: ward.answers_kept(images)):
+            logits = _predict(state, images, f"{action}: {REASONS[action]}")
+            if all_finite([logits]) and self._is_acceptable(source, logits, _stability(state, images)):
                 break
         if action != ROLL_BACK:
             self.healthy.clear()
@@ -249,7 +257,7 @@ class Guard(Stateful):
         result = SourceComparison(self.settings).compare(source, logits, test_stability)
         return result.lost <= self.settings.limit / 2
 
-    def _answer_while_frozen(self, ward: Ward, images: Tensor) -> Tensor:
+    def _answer_while_frozen(self, state: ModelState, images: Tensor) -> Tensor:
         """Serve the source model; after the wait, try the reset model, less often in a stream that is not shuffled."""
         source = self.source(images)
         self.batches_since_comparison += 1
@@ -258,14 +266,14 @@ class Guard(Stateful):
             self.comparison.observe_source(source)
         else:
             self.batches_since_comparison = 0
-            self._run_trial(ward, images, source)
-        ward.method.facts = {"updated": False, "reason": "frozen: the source model predicts"}
+            self._run_trial(state, images, source)
+        state.method.facts = {"updated": False, "reason": "frozen: the source model predicts"}
         return self._serve_source(source)
 
-    def _run_trial(self, ward: Ward, images: Tensor, source: Tensor) -> None:
+    def _run_trial(self, state: ModelState, images: Tensor, source: Tensor) -> None:
         """Compare the reset model with the source model; it has to do well for a while, in a shuffled stream."""
-        logits = ward.predict(images, "trial")
-        signals = self.comparison.compare(source, logits, lambda: ward.answers_kept(images))
+        logits = _predict(state, images, "trial")
+        signals = self.comparison.compare(source, logits, _stability(state, images))
         self.rows_compared = self.rows_compared + len(images) if signals.shuffled else 0
         self.trial_regret = self.trial_regret + len(images) * signals.regret if signals.shuffled else 0.0
         done = self.rows_compared >= TRIAL_ROWS
@@ -307,3 +315,20 @@ class Guard(Stateful):
         if len(bad) == count:
             self.report |= {"updated": False, "reason": "every image was excluded"}
         return answer
+
+
+def _stability(state: ModelState, images: Tensor) -> Callable[[], Tensor]:
+    """Return a function that tells which predictions of a batch are stable in a larger one; it costs a pass."""
+    return lambda: stable_in_larger_batch(state.method.predict, images)
+
+
+def _predict(state: ModelState, images: Tensor, reason: str) -> Tensor:
+    """Predict with the adapted model, change nothing, and record why it was not adapted."""
+    state.method.facts = {"updated": False, "reason": reason}
+    return state.method.predict(images).detach()
+
+
+def _adaptation_facts(state: ModelState) -> dict[str, float | None]:
+    """Return the drift from the source weights, and the share of samples that the method learns from."""
+    share = state.method.facts.get("selected", state.method.facts.get("confident"))
+    return {"drift": relative_change(state.trained()), "selected": None if share is None else float(share)}

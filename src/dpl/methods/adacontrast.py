@@ -26,13 +26,13 @@ from torch import Tensor, nn
 
 from dpl.core.optimizer import NamedOptimizer
 from dpl.core.settings import setting
-from dpl.memory.ema import ema_update
 from dpl.memory.queue import neighbour_vote, write_ring
 from dpl.methods.base import Fact, GradientMethod, Objective
+from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.network.norm import Track
+from dpl.network.norm import TrackRunning
 from dpl.objectives import marginal_entropy
 from dpl.objectives.contrastive import class_aware_info_nce
 from dpl.views import adacontrast_strong_view, adacontrast_weak_view, seeded
@@ -78,7 +78,7 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
     """Pseudo-labels, contrast and diversity."""
 
     settings_class = AdaContrastSettings
-    teacher: nn.Module
+    teacher: Teacher  # the momentum encoder
     seen: int  # samples, counted until neighbours vote
     queue: Tensor  # [K, d], unit vectors
     queue_labels: Tensor  # [K]
@@ -91,11 +91,8 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
     def __init__(self, network: Network, settings: AdaContrastSettings) -> None:
         super().__init__(network, settings)
         self.weak, self.strong = settings.weak or adacontrast_weak_view(), settings.strong or adacontrast_strong_view()
-        self.momentum_encoder = Network(network.module, classifier=network.classifier_name)
-        self.momentum_encoder.module.requires_grad_(False)
         # Its running statistics are only used where a batch has none; they follow the stream for that.
-        self.momentum_encoder.norm.rule = Track()
-        self.declare_module("teacher", self.momentum_encoder.module)
+        self.declare_part("teacher", Teacher(network, settings.momentum, TrackRunning()))
         size, width, like = settings.queue_size, network.classifier.in_features, network.prototypes.detach()
         noise = torch.randn(size, width, generator=self.random.generator, dtype=like.dtype, device=like.device)
         labels = self.random.integers(network.classes, size)
@@ -130,7 +127,7 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
         for _ in range(self.settings.steps):
             weak = seeded(self.weak, self.random.fresh_seed())(images)
             query, key = (seeded(self.strong, self.random.fresh_seed())(images) for _ in range(2))
-            with self.network.norm.using(Track()):
+            with self.network.norm.using(TrackRunning()):
                 labels = self.pseudo_labels(weak)
                 with torch.enable_grad():
                     out = self.network(query)
@@ -152,8 +149,8 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
     @torch.no_grad()
     def keys(self, key: Tensor) -> Tensor:
         """Move the momentum encoder and return its unit features."""
-        ema_update(self.teacher.parameters(), self.network.module.parameters(), self.settings.momentum)
-        return F.normalize(self.momentum_encoder(key).z, dim=1)
+        self.teacher.follow()
+        return F.normalize(self.teacher(key).z, dim=1)
 
     def learn(self, out: Pass, keys: Tensor, labels: Tensor) -> None:
         """Take one step on the query pass and move the queue on."""
@@ -180,7 +177,7 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
     @torch.no_grad()
     def remember(self, weak: Tensor) -> None:
         """Put the momentum encoder's view of the weak images into the bank."""
-        out = self.momentum_encoder(weak)
+        out = self.teacher(weak)
         size, was_filled = len(self.bank), self.bank_filled
         write_ring(self.bank_probabilities, out.probabilities, self.bank_next)
         self.bank_next = write_ring(self.bank, F.normalize(out.z, dim=1), self.bank_next)

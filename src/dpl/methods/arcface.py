@@ -14,6 +14,8 @@ W z + b, from before the last update. A batch without a confident sample changes
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
@@ -38,7 +40,7 @@ class ArcFaceSettings(GradientSettings, lr=5e-5, scope="all"):
     "arcface",
     paper="Deng et al., ArcFace, CVPR 2019 (as compared in the DPL paper)",
     updates="all parameters",
-    passes="1 forward, 1 backward",
+    passes="1 forward, 1 forward and backward of the confident",
     needs_classifier=True,
 )
 class ArcFace(GradientMethod[ArcFaceSettings]):
@@ -46,10 +48,14 @@ class ArcFace(GradientMethod[ArcFaceSettings]):
 
     settings_class = ArcFaceSettings
 
+    def candidates(self, out: Pass) -> Tensor:
+        """The confident samples."""
+        return confident_labels(out.reference, self.settings.confidence) >= 0
+
     def loss(self, out: Pass) -> Objective:
         """Angular cross-entropy over the confident."""
         s = self.settings
-        labels = confident_labels(out.logits, s.confidence)
+        labels = confident_labels(out.reference, s.confidence)
         confident = labels >= 0
         value = arcface(out.z, self.network.prototypes, labels, s.scale, s.margin)
-        return Objective(value, confident.any(), {"confident": confident.float().mean()})
+        return Objective(value, confident.any(), {"confident": out.share(confident)})

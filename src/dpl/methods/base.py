@@ -1,14 +1,14 @@
-"""The contract of a method, and the loop that gradient methods share.
+"""The contract of a method, and the step that gradient methods share.
 
-A method sees a private network and batches of images; it never sees a label, a data set or a file. A simple
-one is a settings class and a `loss`; one with a loop of its own overrides `step`.
+A method sees a private network and batches of images: never a label, a data set or a file. A simple one is a settings
+class and a `loss`; one with a loop of its own overrides `step`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import ClassVar, Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from dpl.methods.parts.norm_choice import NormChoice
 from dpl.methods.registry import MethodInfo
 from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass
-from dpl.network.norm import Chosen, has_statistics, parse_norm
+from dpl.network.norm import AutoBlend, has_statistics, parse_norm
 
 __all__ = ["Fact", "GradientMethod", "Method", "Objective", "Source", "Term"]
 
@@ -31,13 +31,16 @@ Source = Iterable[tuple[Tensor, Tensor]]
 S = TypeVar("S", bound=Settings)
 G = TypeVar("G", bound=GradientSettings)
 
+# Share of a batch up to which a second pass over the selected samples is cheaper than a graph over the whole batch.
+_FEW = 0.6
+
 
 @dataclass
 class Objective:
-    """A loss, whether there is anything to learn from (None: always), and facts for the record."""
+    """A loss, whether there is anything to learn from (None: always), and facts for `model.last`."""
 
     value: Tensor
-    active: Tensor | None = None
+    should_step: Tensor | None = None
     facts: dict[str, Fact] = field(default_factory=dict)
 
     @property
@@ -47,8 +50,9 @@ class Objective:
 
     def __add__(self, other: Objective) -> Objective:
         """Add two losses; the sum is worth a step if either is."""
-        both = None if self.active is None or other.active is None else self.active | other.active
-        return Objective(self.value + other.value, both, self.facts | other.facts)
+        flags = self.should_step, other.should_step
+        either = None if flags[0] is None or flags[1] is None else flags[0] | flags[1]
+        return Objective(self.value + other.value, either, self.facts | other.facts)
 
 
 class Method(Stateful, Generic[S]):
@@ -59,15 +63,19 @@ class Method(Stateful, Generic[S]):
 
     def __init__(self, network: Network, settings: S) -> None:
         super().__init__()
-        self.network = network
-        self.settings = settings
+        self.network, self.settings = network, settings
         self.facts: dict[str, Fact] = {}
         self.random = Random(settings.seed, network.device)
         self.norm_choice: NormChoice | None = None
         network.norm.rule = rule = parse_norm(settings.norm)
-        if isinstance(rule, Chosen) and has_statistics(network.module):
+        if isinstance(rule, AutoBlend) and has_statistics(network.module):
             self.declare_part("norm_choice", NormChoice(network, rule))
         network.module.requires_grad_(False)
+
+    @classmethod
+    def for_settings(cls, settings: Settings) -> type[Self]:
+        """Return the class to build for these settings."""
+        return cls
 
     @property
     def optimizers(self) -> dict[str, NamedOptimizer]:
@@ -79,22 +87,22 @@ class Method(Stateful, Generic[S]):
         """The parameters that this method trains, by name."""
         return {name: p for optimizer in self.optimizers.values() for name, p in optimizer.parameters.items()}
 
-    def due(self) -> bool:
-        """Count a batch, and say whether the method learns from it."""
-        return True
-
     def attach(self, source: Source | None) -> None:
         """Keep the source batches, for methods that read them at every step (also after a snapshot was loaded)."""
 
     def prepare(self, source: Source | None) -> None:
         """Compute what must be known before the first batch from labelled source batches (images, labels)."""
 
-    def act(self, images: Tensor) -> Tensor:
-        """Choose what is chosen from the stream (norm="auto"), then predict the batch and adapt to it."""
+    def __call__(self, images: Tensor) -> Tensor:
+        """Predict a batch and adapt to it; return the logits."""
+        if len(images) < self.info.min_batch:
+            reason = f"a batch of {len(images)} is below the method's minimum of {self.info.min_batch}"
+            self.facts = {"updated": False, "reason": reason}
+            return self.predict(images).detach()
         if self.norm_choice is None:
-            return self.step(images)
+            return self.step(images).detach()
         self.norm_choice.look(images)
-        logits = self.step(images)
+        logits = self.step(images).detach()
         self.facts["norm"] = self.norm_choice.share
         return logits
 
@@ -110,11 +118,18 @@ class Method(Stateful, Generic[S]):
 
 
 class Term(Stateful):
-    """A loss that can be added to any gradient method's own, on the same forward pass."""
+    """A loss with a memory of its own that can be added to any gradient method's, on the same pass."""
+
+    def candidates(self, out: Pass) -> Tensor | None:
+        """Return which samples the term may learn from, a mask [n]; None: all."""
+        return None
 
     def __call__(self, out: Pass) -> Objective:
         """Return the term's objective for one pass."""
         raise NotImplementedError
+
+    def restart(self) -> None:
+        """Forget what was learned: the network is the source model again."""
 
 
 class GradientMethod(Method[G]):
@@ -122,26 +137,20 @@ class GradientMethod(Method[G]):
 
     settings_class: ClassVar[type[Settings]] = GradientSettings
     batches: int
+    share: float  # of the last batch adapted to that the loss might learn from
 
     def __init__(self, network: Network, settings: G) -> None:
         super().__init__(network, settings)
-        self.declare(batches=0)
+        self.declare(batches=0, share=1.0)
         self.terms: list[Term] = []
-        self.optimizer = self.make_optimizer(self.select())
+        self.optimizer = self.make_optimizer(self.trained_parameters())
 
-    def due(self) -> bool:
-        """Say whether this batch is learnt from: every `interval`-th one is, beginning with the first."""
-        if self.settings.interval == 1:
-            return True  # nothing to count, and a batch that teaches nothing changes nothing
-        self.batches += 1
-        return (self.batches - 1) % self.settings.interval == 0
-
-    def select(self) -> dict[str, Parameter]:
-        """Return the parameters that train; methods with modules of their own add those."""
-        return self.network.train_only(self.settings.scope, self.settings.start)
+    def trained_parameters(self) -> dict[str, Parameter]:
+        """Return what trains; methods with modules of their own add those."""
+        return self.network.train_only(self.settings.scope, self.settings.train_from)
 
     def make_optimizer(self, parameters: dict[str, Parameter]) -> NamedOptimizer:
-        """Return the optimizer that the settings ask for."""
+        """Return the optimizer of the settings."""
         s = self.settings
         return NamedOptimizer(parameters, s.optimizer, s.lr, s.weight_decay)
 
@@ -150,43 +159,87 @@ class GradientMethod(Method[G]):
         """The one optimizer."""
         return {"optimizer": self.optimizer}
 
+    def candidates(self, out: Pass) -> Tensor | None:
+        """Return which samples the loss may learn from, a mask [n]; None: all.
+
+        It may use `out.reference` and declared state, and changes nothing.
+        """
+        return None
+
     def loss(self, out: Pass) -> Objective:
-        """Return what to minimise, given the forward pass of a batch."""
+        """Return what to minimise; the same value whether `out` holds the whole batch or the candidates alone."""
         raise NotImplementedError
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Predict a batch and adapt to it, if it is one of those to adapt to; return the logits."""
+        if self.settings.adapt_every > 1:
+            self.batches += 1
+            if (self.batches - 1) % self.settings.adapt_every:
+                self.facts = {"updated": False, "reason": "only some batches are adapted to (setting 'adapt_every')"}
+                return self.predict(images).detach()
+        return super().__call__(images)
 
     def step(self, images: Tensor) -> Tensor:
         """Predict, then update, `steps` times."""
         for _ in range(self.settings.steps):
             with torch.enable_grad():
-                out = self.network.selecting(images)
+                out = self.forward(images)
                 self.update(self.loss(out), out)
-        return self.answer(images, out.logits)
+        return self.answer(images, out.whole)
 
     def answer(self, images: Tensor, logits: Tensor) -> Tensor:
-        """Return the logits from before or after the last update, as the settings say."""
+        """Return the logits from before the last update, or predict after it, as the settings say."""
         return self.predict(images) if self.settings.output == "after" else logits.detach()
+
+    def forward(self, images: Tensor) -> Pass:
+        """Return the pass that the loss learns from, with a graph.
+
+        Where samples do not influence each other and few take part, the batch first runs without a graph. Then its
+        candidates run again with one: for half a batch that costs less than a graph over all of it.
+        """
+        twice = self._selects_first(images)
+        with torch.set_grad_enabled(not twice):
+            out = self.network(images)
+        chosen = self.candidates(out)
+        for term in self.terms:
+            more = term.candidates(out)
+            chosen = None if chosen is None or more is None else chosen | more
+        if not twice:
+            return replace(out, candidates=chosen)
+        rows = chosen.nonzero().flatten() if chosen is not None else torch.arange(len(images), device=images.device)
+        rows = rows if len(rows) else rows.new_zeros(1)  # a loss over no sample still needs a graph
+        part = self.network(images[rows])
+        return replace(part, reference=out.reference[rows], whole=out.reference, candidates=chosen)
+
+    def _selects_first(self, images: Tensor) -> bool:
+        """Return whether a pass without a graph selects the samples that a second one differentiates."""
+        mode = self.settings.second_pass
+        wanted = images.device.type == "cpu" and self.share <= _FEW if mode == "auto" else mode == "always"
+        return wanted and self.network.samples_are_independent
 
     def update(self, objective: Objective, out: Pass) -> None:
         """Add the terms, take one optimizer step if there is reason to, and record what happened."""
-        total = self.total(objective, out)
-        finite = total.value.detach().isfinite()
-        active = finite if total.active is None else finite & total.active
-        if self.settings.least > 0 and total.selected is not None:
-            active = active & (torch.as_tensor(total.selected, device=active.device) >= self.settings.least)
-        updated = self.optimizer.step(total.value, active)
-        self.facts = {"loss": total.value.detach(), **total.facts, "updated": updated}
-        if updated is False:  # known on the host
-            few = "too few samples" if self.settings.least > 0 else "no sample"
-            self.facts["reason"] = f"{few} to learn from" if bool(finite) else "the loss is not finite"
-
-    def total(self, objective: Objective, out: Pass) -> Objective:
-        """Return the method's objective plus all added terms."""
         for term in self.terms:
             objective = objective + term(out)
-        return objective
+        finite = objective.value.detach().isfinite()
+        should_step = finite if objective.should_step is None else finite & objective.should_step
+        if self.settings.min_selected > 0 and objective.selected is not None:
+            share = torch.as_tensor(objective.selected, device=finite.device)
+            should_step = should_step & (share >= self.settings.min_selected)
+        updated = self.optimizer.step(objective.value, should_step)
+        self.remember_share(updated, out)
+        self.facts = {"loss": objective.value.detach(), **objective.facts, "updated": updated}
+        if updated is False:  # known on the host
+            few = "too few samples" if self.settings.min_selected > 0 else "no sample"
+            self.facts["reason"] = f"{few} to learn from" if bool(finite) else "the loss is not finite"
+
+    def remember_share(self, updated: Tensor | bool, out: Pass) -> None:
+        """Remember how many samples took part in an update; a batch that changes nothing changes no state."""
+        if updated is True and out.candidates is not None and out.whole.device.type == "cpu":
+            self.share = int(out.candidates.sum()) / len(out.whole)
 
     def require_source(self, source: Source | None, relative: str) -> Source:
-        """Return the source batches, or say what is needed and which method does without."""
+        """Return the source batches, or raise an error that names a method which does without."""
         if source is None:
             raise SettingError(
                 f"{self.info.name!r} needs labelled source data: pass source=, a loader (or list) of (images, labels) "

@@ -16,18 +16,20 @@ for a batch: `augment=dpl.views.cotta_view(per_sample=False)`) and run together;
 restored (theirs: those called weight or bias); f0 is a set of weights in the student's layers, not a third network.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
-from dpl.memory.ema import ema_update, restore_randomly, share_frozen
+from dpl.memory.ema import restore_randomly
 from dpl.methods.base import Fact, GradientMethod, Objective
+from dpl.methods.parts.source_weights import SourceWeights
+from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network
@@ -53,8 +55,11 @@ class CoTTASettings(GradientSettings, norm="batch", scope="all"):
         "cross_entropy", "what draws the student to the teacher", choices=tuple(_LOSSES)
     )
     augment: Callable[[Tensor], Tensor] | None = setting(None, "random view of a batch; the authors' when not given")
-    together: int | None = setting(
-        None, "augmented images that run through the teacher at once; by default 256 on a GPU, one view on a CPU", low=1
+    views_per_pass: int | None = setting(
+        None,
+        "augmented images that run through the teacher at once; by default 256 on a GPU, one view on a CPU",
+        low=1,
+        formerly="together",
     )
 
 
@@ -69,16 +74,14 @@ class CoTTA(GradientMethod[CoTTASettings]):
     """A view-averaged teacher and stochastic restoring."""
 
     settings_class = CoTTASettings
-    teacher: nn.Module
+    teacher: Teacher
+    source: SourceWeights
 
     def __init__(self, network: Network, settings: CoTTASettings) -> None:
         super().__init__(network, settings)
         self.augment = settings.augment or cotta_view()
-        self.source: Mapping[str, Tensor] = {name: p.detach().clone() for name, p in self.trainable.items()}
-        self.teacher_network = Network(network.module, classifier=network.classifier_name)
-        self.teacher_network.norm.rule = network.norm.rule
-        share_frozen(self.teacher_network.module, network.module)
-        self.declare_module("teacher", self.teacher_network.module.requires_grad_(False))
+        self.declare_part("source", SourceWeights(self.trainable))
+        self.declare_part("teacher", Teacher(network, settings.momentum))
 
     def step(self, images: Tensor) -> Tensor:
         """Ask the teacher, teach the student, let the teacher follow, restore."""
@@ -90,10 +93,8 @@ class CoTTA(GradientMethod[CoTTASettings]):
                 out = self.network(images)
                 loss = _LOSSES[self.settings.loss](out.logits, target).mean()
                 self.update(Objective(loss, facts=facts), out)
-            ema_update(self.teacher.parameters(), self.network.module.parameters(), self.settings.momentum)
-            restore_randomly(
-                list(self.trainable.values()), list(self.source.values()), self.settings.restore, self.random.generator
-            )
+            self.teacher.follow()
+            restore_randomly(self.source.parameters, self.source.values, self.settings.restore, self.random.generator)
         return self.answer(images, target)
 
     @torch.no_grad()
@@ -107,20 +108,20 @@ class CoTTA(GradientMethod[CoTTASettings]):
 
     def source_confidence(self, images: Tensor) -> Tensor:
         """Return the mean top probability of the source network: the student's modules with the source's weights."""
-        logits = logits_of(functional_call(self.network.module, dict(self.source), (images,)))
+        logits = logits_of(functional_call(self.network.module, self.source.named(), (images,)))
         return at_least_float32(logits).softmax(dim=1).amax(dim=1).mean()
 
     def averaged(self, images: Tensor) -> Tensor:
         """Return the teacher's mean logits over the views; several run as one batch, each with its own statistics."""
         # A GPU wants large batches; on a CPU they fall out of its caches (a twelfth slower, twice the memory).
-        together = self.settings.together or (1 if images.device.type == "cpu" else _AT_ONCE)
-        at_once = max(1, together // len(images))
+        per_pass = self.settings.views_per_pass or (1 if images.device.type == "cpu" else _AT_ONCE)
+        at_once = max(1, per_pass // len(images))
         total = torch.zeros((), device=images.device)
         for first in range(0, self.settings.views, at_once):
             count = min(at_once, self.settings.views - first)
             views = seeded(self._draw(count), self.random.fresh_seed())(images)
-            with self.teacher_network.norm.using(groups=count):
-                total = total + self.teacher_network(views).logits.view(count, len(images), -1).sum(dim=0)
+            with self.teacher.network.norm.using(groups=count):
+                total = total + self.teacher(views).logits.view(count, len(images), -1).sum(dim=0)
         return total / self.settings.views
 
     def _draw(self, count: int) -> View:
@@ -129,9 +130,4 @@ class CoTTA(GradientMethod[CoTTASettings]):
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """Predict with the teacher."""
-        return self.teacher_network(images).logits
-
-    def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
-        """Take the source weights along."""
-        super().move(transfer)
-        self.source = {name: transfer(weight) for name, weight in self.source.items()}
+        return self.teacher(images).logits

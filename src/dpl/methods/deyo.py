@@ -7,11 +7,11 @@ Lee et al., Entropy is not Enough for Test-Time Adaptation: From the Perspective
     L      = mean over S of (exp(E0 - H_i) + exp(PLPD_i)) H_i
 
 with tau_ent = 0.5 ln C, E0 = 0.4 ln C, tau_plpd = 0.2 and 4 x 4 patches. Updates: affine parameters of normalisation
-layers below the top (`top`), with batch statistics. Needs: such layers, and images [B, C, H, W] (or an `augment` that
-destroys the shape in other data). Output: from before the update. A batch without a selected sample changes nothing.
-As in the authors' code only samples of low entropy are shown again, and their own statistics normalise them.
+layers below the top (`frozen_modules`), with batch statistics. Needs: such layers, and images [B, C, H, W] (or an
+`augment` that destroys the shape in other data). Output: from before the update. A batch without a selected sample
+changes nothing. As in the authors' code only samples of low entropy run again, normalised by their own statistics.
 Departures: the network is in evaluation mode (no dropout); patches of images that are not square are not square
-either; the modules named in `top` are looked for inside wrappers, and in no other place.
+either; the modules named in `frozen_modules` are looked for inside wrappers, and in no other place.
 """
 
 from collections.abc import Callable
@@ -42,10 +42,12 @@ class DeYOSettings(GradientSettings, norm="batch"):
 
     margin: float = setting(0.5, "tau_ent as a share of ln C: samples with less entropy are candidates", low=0)
     weight_margin: float = setting(0.4, "E0 as a share of ln C: less entropy than this counts more", low=0)
-    drop: float = setting(0.2, "tau_plpd: how much probability must be lost with the shape", low=-1, high=1)
+    plpd_threshold: float = setting(
+        0.2, "tau_plpd: how much probability must be lost with the shape", low=-1, high=1, formerly="drop"
+    )
     patches: int = setting(4, "patches along each side of an image", low=1)
     augment: Callable[[Tensor], Tensor] | None = setting(None, "what destroys the shape; None: shuffled patches")
-    top: tuple[str, ...] = setting(TOP_LAYERS, "modules whose parameters do not train")
+    frozen_modules: tuple[str, ...] = setting(TOP_LAYERS, "modules whose parameters do not train", formerly="top")
 
 
 @register(
@@ -59,21 +61,25 @@ class DeYO(GradientMethod[DeYOSettings]):
 
     settings_class = DeYOSettings
 
-    def select(self) -> dict[str, Parameter]:
+    def trained_parameters(self) -> dict[str, Parameter]:
         """Return the parameters below the top."""
-        return below_top(self.network.module, super().select(), self.settings.top)
+        return below_top(self.network.module, super().trained_parameters(), self.settings.frozen_modules)
+
+    def candidates(self, out: Pass) -> Tensor:
+        """The reliable samples."""
+        return entropy(out.reference) < entropy_margin(out.reference, self.settings.margin)
 
     def loss(self, out: Pass) -> Objective:
         """L over S."""
-        s, entropies = self.settings, entropy(out.logits)
-        reliable = entropies.detach() < entropy_margin(out.logits, s.margin)
+        s, entropies = self.settings, entropy(out.reference)
+        reliable = self.candidates(out)
         drop = self._drop(out, reliable)
-        selected = reliable & (drop > s.drop)
-        weights = (entropy_margin(out.logits, s.weight_margin) - entropies.detach()).exp() + drop.exp()
+        selected = reliable & (drop > s.plpd_threshold)
+        weights = (entropy_margin(out.reference, s.weight_margin) - entropies).exp() + drop.exp()
         return Objective(
-            masked_mean(weights * entropies, selected),
+            masked_mean(weights * entropy(out.logits), selected),
             selected.any(),
-            {"reliable": reliable.float().mean(), "selected": selected.float().mean()},
+            {"reliable": out.share(reliable), "selected": out.share(selected)},
         )
 
     @torch.no_grad()

@@ -10,12 +10,11 @@ exists; where the paper is silent the choices are listed in docs/dpl.md. One cla
 leaves nothing to contrast: no step is taken.
 """
 
-from torch import Tensor
-
-from dpl.methods.base import Objective
-from dpl.methods.prototypes import PrototypeMethod, PrototypeSettings
+from dpl.methods.base import Fact, Objective
+from dpl.methods.dpl import PrototypeMethod, PrototypeSettings
 from dpl.methods.registry import register
-from dpl.objectives import classes_present, dpl_o
+from dpl.network import Pass
+from dpl.objectives import classes_present, confident_labels, dpl_o
 
 __all__ = ["DPLo"]
 
@@ -24,14 +23,16 @@ __all__ = ["DPLo"]
     "dpl_o",
     paper="Wang et al., Decoupled Prototype Learning, 2024 (Eq. 3)",
     updates="all parameters",
-    passes="1 forward, 1 backward",
+    passes="1 forward, 1 forward and backward of the confident",
     needs_classifier=True,
 )
 class DPLo(PrototypeMethod[PrototypeSettings]):
     """Eq. 3."""
 
-    def prototype_loss(self, features: Tensor, labels: Tensor, originals: int) -> Objective:
-        """Return Eq. 3 over the confident samples."""
-        loss = dpl_o(features, self.network.prototypes, labels, self.settings.temperature)
+    def loss(self, out: Pass) -> Objective:
+        """Eq. 3 over the confident samples."""
+        s = self.settings
+        labels = confident_labels(out.reference, s.confidence)
         present = classes_present(labels)
-        return Objective(loss, present > 1, {"classes": present})
+        facts: dict[str, Fact] = {"confident": out.share(labels >= 0), "classes": present}
+        return Objective(dpl_o(out.z, self.network.prototypes, labels, s.temperature), present > 1, facts)

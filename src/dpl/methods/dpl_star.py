@@ -7,12 +7,11 @@ Wang et al., Decoupled Prototype Learning for Reliable Test-Time Adaptation, 202
 Updates, needs, output and empty cases are those of dpl_o.
 """
 
-from torch import Tensor
-
-from dpl.methods.base import Objective
-from dpl.methods.prototypes import PrototypeMethod, PrototypeSettings
+from dpl.methods.base import Fact, Objective
+from dpl.methods.dpl import PrototypeMethod, PrototypeSettings
 from dpl.methods.registry import register
-from dpl.objectives import classes_present, dpl_star
+from dpl.network import Pass
+from dpl.objectives import classes_present, confident_labels, dpl_star
 
 __all__ = ["DPLStar"]
 
@@ -21,14 +20,16 @@ __all__ = ["DPLStar"]
     "dpl_star",
     paper="Wang et al., Decoupled Prototype Learning, 2024 (Eq. 4)",
     updates="all parameters",
-    passes="1 forward, 1 backward",
+    passes="1 forward, 1 forward and backward of the confident",
     needs_classifier=True,
 )
 class DPLStar(PrototypeMethod[PrototypeSettings]):
     """Eq. 4."""
 
-    def prototype_loss(self, features: Tensor, labels: Tensor, originals: int) -> Objective:
-        """Return Eq. 4 over the classes present."""
-        loss = dpl_star(features, self.network.prototypes, labels, self.settings.temperature)
+    def loss(self, out: Pass) -> Objective:
+        """Eq. 4 over the confident samples."""
+        s = self.settings
+        labels = confident_labels(out.reference, s.confidence)
         present = classes_present(labels)
-        return Objective(loss, present > 1, {"classes": present})
+        facts: dict[str, Fact] = {"confident": out.share(labels >= 0), "classes": present}
+        return Objective(dpl_star(out.z, self.network.prototypes, labels, s.temperature), present > 1, facts)

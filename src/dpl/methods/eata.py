@@ -24,7 +24,7 @@ from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
 from dpl.methods.base import Objective, Source
 from dpl.methods.eta import ETA, ETASettings
-from dpl.methods.parts.source_weights import Anchor
+from dpl.methods.parts.source_weights import SourceWeights
 from dpl.methods.registry import register
 from dpl.network import Network, Pass
 
@@ -52,12 +52,12 @@ class EATA(ETA[EATASettings]):
 
     settings_class = EATASettings
     fisher: Tensor  # F, the diagonals of all trainable parameters, flat
-    anchor: Anchor
+    source_weights: SourceWeights
 
     def __init__(self, network: Network, settings: EATASettings) -> None:
         super().__init__(network, settings)
-        self.declare_part("anchor", Anchor(self.trainable))
-        self.declare(fisher=torch.zeros_like(self.anchor.displacement()))
+        self.declare_part("source_weights", SourceWeights(self.trainable))
+        self.declare(fisher=torch.zeros_like(self.source_weights.displacement()))
 
     def prepare(self, source: Source | None) -> None:
         """Eq. 9."""
@@ -71,9 +71,9 @@ class EATA(ETA[EATASettings]):
     def loss(self, out: Pass) -> Objective:
         """Eq. 8."""
         objective = super().loss(out)
-        penalty = self.settings.fisher_weight * (self.fisher * self.anchor.displacement().square()).sum()
+        penalty = self.settings.fisher_weight * (self.fisher * self.source_weights.displacement().square()).sum()
         facts = objective.facts | {"penalty": penalty.detach()}
-        return Objective(objective.value + penalty, objective.active, facts)
+        return Objective(objective.value + penalty, objective.should_step, facts)
 
     def _cut(self, source: Source) -> Iterator[Tensor]:
         """Yield the first source images on the network's device, in batches that are not too large."""
@@ -89,5 +89,5 @@ class EATA(ETA[EATASettings]):
     def _squared_gradient(self, images: Tensor) -> Tensor:
         logits = self.network(images).logits
         loss = F.cross_entropy(logits, logits.argmax(dim=1))
-        gradients = torch.autograd.grad(loss, self.anchor.parameters, allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(loss, self.source_weights.parameters, allow_unused=True, materialize_grads=True)
         return torch.cat([at_least_float32(gradient).reshape(-1) for gradient in gradients]).square()

@@ -7,7 +7,7 @@ Niu et al., Efficient Test-Time Model Adaptation without Forgetting, ICML 2022.
     L     = mean over S_ent and S_div of exp(E0 - H_i) H_i                                        (Eq. 2, 6)
 
 Updates: affine parameters of normalisation layers, with batch statistics. Needs: such layers. Output: from before
-the update. A batch without a selected sample changes nothing. `redundancy` (d) is the authors' value for ten
+the update. A batch without a selected sample changes nothing. `max_similarity` (d) is the authors' value for ten
 classes; with more, use less: 0.1 for CIFAR-100 and DomainNet-126, 0.05 for ImageNet. With few classes 0.05 would
 call almost everything redundant, because even a one-hot prediction has cosine 1/sqrt(C) with a uniform average.
 Departures: `reset` also forgets m (in the authors' code it survives); Adam 1e-3 as in the RMT library for CIFAR,
@@ -35,7 +35,9 @@ class ETASettings(GradientSettings, norm="batch"):
     """Settings of ETA."""
 
     margin: float = setting(0.4, "E0 as a share of ln C: samples with less entropy are reliable", low=0)
-    redundancy: float = setting(0.4, "d: samples this similar to the average prediction are redundant", low=0)
+    max_similarity: float = setting(
+        0.4, "d: samples this similar to the average prediction are redundant", low=0, formerly="redundancy"
+    )
     momentum: float = setting(0.9, "share of the old average prediction that stays", low=0, high=1)
 
 
@@ -58,25 +60,28 @@ class ETA(GradientMethod[E], Generic[E]):
         super().__init__(network, settings)
         self.declare(average=None)
 
+    def candidates(self, out: Pass) -> Tensor:
+        """The reliable samples."""
+        return entropy(out.reference) < entropy_margin(out.reference, self.settings.margin)
+
     def loss(self, out: Pass) -> Objective:
         """Eq. 2 over the selected."""
-        entropies = entropy(out.logits)
-        margin = entropy_margin(out.logits, self.settings.margin)
-        reliable = entropies.detach() < margin
+        margin, entropies = entropy_margin(out.reference, self.settings.margin), entropy(out.reference)
+        reliable = entropies < margin
         selected = reliable & self._fresh(out.probabilities)
         self._remember(out.probabilities, selected)
-        weights = (margin - entropies.detach()).exp()
+        weights = (margin - entropies).exp()
         return Objective(
-            masked_mean(weights * entropies, selected),
+            masked_mean(weights * entropy(out.logits), selected),
             selected.any(),
-            {"reliable": reliable.float().mean(), "selected": selected.float().mean()},
+            {"reliable": out.share(reliable), "selected": out.share(selected)},
         )
 
     def _fresh(self, probabilities: Tensor) -> Tensor:
         """Eq. 5: which predictions differ from what was learned from so far; all, before the first."""
         if self.average is None:
             self.average = torch.zeros_like(probabilities[0])
-        similar = similarity_to(self.average, probabilities).abs() >= self.settings.redundancy
+        similar = similarity_to(self.average, probabilities).abs() >= self.settings.max_similarity
         return ~similar | (self.average.sum() == 0)
 
     def _remember(self, probabilities: Tensor, selected: Tensor) -> None:

@@ -21,7 +21,7 @@ from dpl.methods.base import Method
 from dpl.methods.registry import register
 from dpl.methods.settings import Settings
 from dpl.network import Network
-from dpl.network.norm import Running, Track
+from dpl.network.norm import RunningStatistics, TrackRunning
 
 __all__ = ["Norm", "NormSettings"]
 
@@ -49,7 +49,7 @@ class Norm(Method[NormSettings]):
     def __init__(self, network: Network, settings: NormSettings) -> None:
         super().__init__(network, settings)
         if settings.ema:
-            network.norm.rule = Running()
+            network.norm.rule = RunningStatistics()
 
     @torch.no_grad()
     def step(self, images: Tensor) -> Tensor:
@@ -58,6 +58,6 @@ class Norm(Method[NormSettings]):
         if not (self.settings.ema or self.settings.authors):
             self.facts["reason"] = "nothing is trained; statistics are taken from each batch"
             return self.predict(images)
-        with self.network.norm.using(Track()):
+        with self.network.norm.using(TrackRunning()):
             logits = self.network(images).logits
         return self.predict(images) if self.settings.ema else logits

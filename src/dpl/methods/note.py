@@ -27,7 +27,7 @@ from dpl.core.numerics import variance_and_mean
 from dpl.core.settings import setting
 from dpl.memory.bank import insert_reservoir
 from dpl.methods.base import Objective
-from dpl.methods.parts.banked import BankedMethod, BankedSettings
+from dpl.methods.parts.banked import MemoryBankMethod, MemoryBankSettings
 from dpl.methods.registry import register
 from dpl.network import Network
 from dpl.network.norm import Forward, NormControl, channel_statistics, normalise
@@ -37,11 +37,17 @@ __all__ = ["NOTE", "InstanceAware", "NOTESettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NOTESettings(BankedSettings, lr=1e-4):
+class NOTESettings(MemoryBankSettings, lr=1e-4):
     """Settings of NOTE."""
 
     k: float = setting(4.0, "instances deviate by more than k standard errors to be normalised by themselves", low=0)
-    statistics: float = setting(0.01, "share of the bank's statistics in the running ones at an update", low=0, high=1)
+    bn_momentum: float = setting(
+        0.01,
+        "share of the bank's statistics in the running ones at an update",
+        low=0,
+        high=1,
+        formerly="statistics",
+    )
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ class InstanceAware:
     passes="1 forward; every 64 images 1 forward and 1 backward over 64",
     needs_norm=True,
 )
-class NOTE(BankedMethod[NOTESettings]):
+class NOTE(MemoryBankMethod[NOTESettings]):
     """Instance-aware normalisation and a balanced reservoir."""
 
     settings_class = NOTESettings
@@ -109,7 +115,10 @@ class NOTE(BankedMethod[NOTESettings]):
         """Minimise the entropy of the bank's samples, and let the running statistics follow theirs."""
         samples = self.stored(torch.nonzero(self.labels >= 0).flatten())
         for _ in range(self.settings.steps):
-            with torch.enable_grad(), self.network.norm.using(InstanceAware(self.settings.k, self.settings.statistics)):
+            with (
+                torch.enable_grad(),
+                self.network.norm.using(InstanceAware(self.settings.k, self.settings.bn_momentum)),
+            ):
                 out = self.network(samples)
                 self.update(Objective(entropy(out.logits).mean()), out)
 

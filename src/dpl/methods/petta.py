@@ -23,18 +23,19 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpl.core.errors import SettingError
 from dpl.core.settings import setting
 from dpl.memory import update_class_memory
 from dpl.memory.bank import occupied_by_age
-from dpl.memory.ema import ema_update, share_frozen
 from dpl.methods.base import Objective, Source
 from dpl.methods.parts.source_data import on_network
+from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
 from dpl.methods.rotta import RoTTA, RoTTASettings, robust_pass
 from dpl.network import Network
+from dpl.network.norm import RunningStatistics
 from dpl.objectives.consistency import soft_cross_entropy, symmetric_cross_entropy
 from dpl.views import seeded
 
@@ -42,7 +43,7 @@ __all__ = ["PeTTA", "PeTTASettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeTTASettings(RoTTASettings, every=1):
+class PeTTASettings(RoTTASettings, update_every=1):
     """Settings of PeTTA; the authors' for CIFAR. They update after each batch, of 64 images."""
 
     reg_weight: float = setting(10.0, "lambda: weight of the regulariser at full divergence", low=0)
@@ -70,7 +71,7 @@ class PeTTA(RoTTA):
 
     settings_class = PeTTASettings
     settings: PeTTASettings
-    anchor: nn.Module
+    anchor: Teacher
     source_mean: Tensor  # mu, [C, d]
     source_variance: Tensor  # var, [C, d]
     known: Tensor  # [C]: classes with a variance
@@ -78,9 +79,7 @@ class PeTTA(RoTTA):
 
     def __init__(self, network: Network, settings: PeTTASettings) -> None:
         super().__init__(network, settings)
-        self.anchor_network = Network(network.module, classifier=network.classifier_name)
-        share_frozen(self.anchor_network.module, network.module)
-        self.declare_module("anchor", self.anchor_network.module.requires_grad_(False))
+        self.declare_part("anchor", Teacher(network, rule=RunningStatistics()))  # never follows: the source model
         zeros = torch.zeros_like(network.prototypes)
         unknown = torch.zeros(network.classes, dtype=torch.bool, device=network.device)
         self.declare(source_mean=zeros, source_variance=zeros.clone(), means=zeros.clone(), known=unknown)
@@ -112,13 +111,13 @@ class PeTTA(RoTTA):
         """Predict with the teacher, fill the bank, measure the divergence, and learn."""
         self._check_size(images)
         with torch.no_grad():
-            out = self.teacher_network(images)
+            out = self.teacher(images)
         self._remember(images, out.logits)
         labels = out.logits.argmax(dim=1)
         divergence = self.divergence(labels)
         self.means = update_class_memory(self.means, out.z, labels, 1 - self.settings.feature_share)
-        self.facts = {"updated": False, "reason": f"updates come every {self.settings.every} images"}
-        if self.seen >= self.settings.every:
+        self.facts = {"updated": False, "reason": f"updates come every {self.settings.update_every} images"}
+        if self.seen >= self.settings.update_every:
             self.seen = 0
             for _ in range(self.settings.steps):
                 self.learn_within(divergence)
@@ -138,19 +137,19 @@ class PeTTA(RoTTA):
         s, samples = self.settings, self.samples[occupied_by_age(self.slots)]
         with torch.no_grad():
             taught, first = (
-                robust_pass(network, samples, s.statistics).logits
-                for network in (self.teacher_network, self.anchor_network)
+                robust_pass(network, samples, s.bn_momentum).logits
+                for network in (self.teacher.network, self.anchor.network)
             )
         with torch.set_grad_enabled(s.loss == "sce"):  # the plain pass also moves the statistics
-            plain = robust_pass(self.network, samples, s.statistics).logits
+            plain = robust_pass(self.network, samples, s.bn_momentum).logits
         with torch.enable_grad():
-            out = robust_pass(self.network, seeded(self.augment, self.random.fresh_seed())(samples), s.statistics)
+            out = robust_pass(self.network, seeded(self.augment, self.random.fresh_seed())(samples), s.bn_momentum)
             anchoring = soft_cross_entropy(out.logits, first).mean()
             value = self.agreement(plain, out.logits, taught) + s.anchor_weight * anchoring
             self.update(Objective(value + divergence * s.reg_weight * self.drift()), out)
         # One number comes to the host for each update: the fused moving average takes its weight from there.
         kept = 1 - float(1 - divergence) * (1 - s.momentum)
-        ema_update(self.teacher.parameters(), self.network.module.parameters(), kept)
+        self.teacher.follow(kept)
 
     def agreement(self, plain: Tensor, view: Tensor, taught: Tensor) -> Tensor:
         """Return the loss that lets the student follow the teacher."""
@@ -160,7 +159,7 @@ class PeTTA(RoTTA):
 
     def drift(self) -> Tensor:
         """Return minus the mean cosine between the trained tensors and the source's; -1: none has turned."""
-        source = dict(self.anchor.named_parameters())
+        source = dict(self.anchor.weights.named_parameters())
         cosines = [
             F.cosine_similarity(parameter.flatten(), source[name].flatten(), dim=0)
             for name, parameter in self.trainable.items()

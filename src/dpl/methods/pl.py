@@ -12,6 +12,8 @@ zero, after which Adam still moves every weight by its momentum; `authors=True` 
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
@@ -34,16 +36,20 @@ class PLSettings(GradientSettings, lr=5e-5, scope="all"):
     "pl",
     paper="Lee, Pseudo-Label, ICML workshop 2013 (as in the T3A library)",
     updates="all parameters",
-    passes="1 forward, 1 backward",
+    passes="1 forward, 1 forward and backward of the confident",
 )
 class PL(GradientMethod[PLSettings]):
     """Cross-entropy on confident pseudo-labels."""
 
     settings_class = PLSettings
 
+    def candidates(self, out: Pass) -> Tensor:
+        """The confident samples."""
+        return confident_labels(out.reference, self.settings.confidence) >= 0
+
     def loss(self, out: Pass) -> Objective:
         """Cross-entropy over the confident."""
-        labels = confident_labels(out.logits, self.settings.confidence)
+        labels = confident_labels(out.reference, self.settings.confidence)
         confident = labels >= 0
-        active = None if self.settings.authors else confident.any()
-        return Objective(confident_cross_entropy(out.logits, labels), active, {"confident": confident.float().mean()})
+        should_step = None if self.settings.authors else confident.any()
+        return Objective(confident_cross_entropy(out.logits, labels), should_step, {"confident": out.share(confident)})

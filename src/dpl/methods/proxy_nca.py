@@ -13,6 +13,8 @@ Output: the ordinary logits W z + b, from before the last update. A batch withou
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.registry import register
@@ -36,7 +38,7 @@ class ProxyNCASettings(GradientSettings, lr=5e-5, scope="all"):
     "proxy_nca",
     paper="Movshovitz-Attias et al., No Fuss Distance Metric Learning using Proxies, ICCV 2017 (as in the DPL paper)",
     updates="all parameters",
-    passes="1 forward, 1 backward",
+    passes="1 forward, 1 forward and backward of the confident",
     needs_classifier=True,
 )
 class ProxyNCA(GradientMethod[ProxyNCASettings]):
@@ -44,9 +46,13 @@ class ProxyNCA(GradientMethod[ProxyNCASettings]):
 
     settings_class = ProxyNCASettings
 
+    def candidates(self, out: Pass) -> Tensor:
+        """The confident samples."""
+        return confident_labels(out.reference, self.settings.confidence) >= 0
+
     def loss(self, out: Pass) -> Objective:
         """Proxy-NCA over the confident."""
-        labels = confident_labels(out.logits, self.settings.confidence)
+        labels = confident_labels(out.reference, self.settings.confidence)
         confident = labels >= 0
         value = proxy_nca(out.z, self.network.prototypes, labels, self.settings.scale)
-        return Objective(value, confident.any(), {"confident": confident.float().mean()})
+        return Objective(value, confident.any(), {"confident": out.share(confident)})

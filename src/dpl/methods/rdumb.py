@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpl.core.settings import setting
 from dpl.methods.eta import ETA, ETASettings
-from dpl.methods.parts.source_weights import Anchor, restart
+from dpl.methods.parts.source_weights import SourceWeights, restart
 from dpl.methods.registry import register
 from dpl.network import Network
 
@@ -40,11 +40,11 @@ class RDumb(ETA[RDumbSettings]):
 
     settings_class = RDumbSettings
     batches: int
-    anchor: Anchor
+    source_weights: SourceWeights
 
     def __init__(self, network: Network, settings: RDumbSettings) -> None:
         super().__init__(network, settings)
-        self.declare_part("anchor", Anchor(self.trainable))
+        self.declare_part("source_weights", SourceWeights(self.trainable))
         self.declare(batches=0)
 
     def step(self, images: Tensor) -> Tensor:
@@ -53,6 +53,6 @@ class RDumb(ETA[RDumbSettings]):
         self.batches += 1
         self.facts["restarted"] = due = self.batches >= self.settings.reset_every
         if due:
-            restart(self, self.anchor)
+            restart(self, self.source_weights)
             self.average, self.batches = None, 0
         return logits

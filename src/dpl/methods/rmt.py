@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from dpl.core.settings import setting
-from dpl.memory.ema import ema_update
 from dpl.methods.base import Fact, GradientMethod, Objective, Source
 from dpl.methods.parts.source_data import SourceStream, class_means
+from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
@@ -66,7 +66,7 @@ class RMT(GradientMethod[RMTSettings]):
     """Mean teacher, contrast and source replay."""
 
     settings_class = RMTSettings
-    teacher: nn.Module
+    teacher: Teacher
     projector: nn.Module
     prototypes: Tensor  # [C, d]; a row of zeros for a class without source images
     source: SourceStream
@@ -74,18 +74,15 @@ class RMT(GradientMethod[RMTSettings]):
     def __init__(self, network: Network, settings: RMTSettings) -> None:
         super().__init__(network, settings)
         self.augment = settings.augment or rmt_view(per_sample=False)
-        self.teacher_network = Network(network.module, classifier=network.classifier_name)
-        self.teacher_network.module.requires_grad_(False)
-        self.teacher_network.norm.rule = network.norm.rule
-        self.declare_module("teacher", self.teacher_network.module)
+        self.declare_part("teacher", Teacher(network, settings.momentum))
         self.declare_part("source", SourceStream())
         self.declare(prototypes=torch.zeros_like(network.prototypes))
 
-    def select(self) -> dict[str, Parameter]:
+    def trained_parameters(self) -> dict[str, Parameter]:
         """Return the network's parameters and the projector's."""
         self.declare_module("projector", self._make_projector())
         own = {f"rmt.projector.{name}": p for name, p in self.projector.named_parameters()}
-        return super().select() | own
+        return super().trained_parameters() | own
 
     def _make_projector(self) -> nn.Module:
         width, like = self.settings.projection, self.network.prototypes
@@ -153,12 +150,12 @@ class RMT(GradientMethod[RMTSettings]):
     @torch.no_grad()
     def taught(self, images: Tensor) -> Tensor:
         """Return the teacher's logits."""
-        return self.teacher_network(images).logits
+        return self.teacher(images).logits
 
     @torch.no_grad()
     def follow(self) -> None:
         """Move the teacher towards the student."""
-        ema_update(self.teacher.parameters(), self.network.module.parameters(), self.settings.momentum)
+        self.teacher.follow()
 
     def predict(self, images: Tensor) -> Tensor:
         """Return the sum of the student's and the teacher's logits."""

@@ -31,7 +31,7 @@ from torch import Tensor
 from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
-from dpl.methods.parts.source_weights import Anchor
+from dpl.methods.parts.source_weights import SourceWeights
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
@@ -48,7 +48,9 @@ class ROIDSettings(GradientSettings, norm="batch"):
 
     temperature: float = setting(1 / 3, "tau: the smaller, the more weights differ", low=1e-4)
     momentum: float = setting(0.9, "share of the old average prediction that stays", low=0, high=1)
-    keep: float = setting(0.99, "share of the adapted weights in the ensemble with the source's", low=0, high=1)
+    weight_momentum: float = setting(
+        0.99, "share of the adapted weights in the ensemble with the source's", low=0, high=1, formerly="keep"
+    )
     consistency: bool = setting(True, "add the agreement with augmented views (a second pass)")
     augment: Callable[[Tensor], Tensor] | None = setting(None, "makes the views; None: the authors' recipe")
     prior: Literal["logits", "posterior", "off"] = setting(
@@ -69,11 +71,11 @@ class ROID(GradientMethod[ROIDSettings]):
 
     settings_class = ROIDSettings
     average: Tensor | None  # m, [C]; uniform at first
-    anchor: Anchor
+    source_weights: SourceWeights
 
     def __init__(self, network: Network, settings: ROIDSettings) -> None:
         super().__init__(network, settings)
-        self.declare_part("anchor", Anchor(self.trainable))
+        self.declare_part("source_weights", SourceWeights(self.trainable))
         self.declare(average=None)
         self.augment = settings.augment or roid_view(per_sample=False)
 
@@ -88,7 +90,7 @@ class ROID(GradientMethod[ROIDSettings]):
     def update(self, objective: Objective, out: Pass) -> None:
         """Step, then average with the source."""
         super().update(objective, out)
-        self.anchor.pull(1 - self.settings.keep)
+        self.source_weights.pull(1 - self.settings.weight_momentum)
 
     def answer(self, images: Tensor, logits: Tensor) -> Tensor:
         """Correct by the batch's prior."""

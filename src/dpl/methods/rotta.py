@@ -19,17 +19,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
 from dpl.memory.bank import BankPolicy, BankRecord, empty_record, insert_timely, occupied_by_age
-from dpl.memory.ema import ema_update, share_frozen
 from dpl.methods.base import Objective
-from dpl.methods.parts.banked import BankedMethod, BankedSettings
+from dpl.methods.parts.banked import MemoryBankMethod, MemoryBankSettings
+from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
 from dpl.network import Network, Pass
-from dpl.network.norm import Blend
+from dpl.network.norm import BlendedStatistics
 from dpl.objectives.consistency import soft_cross_entropy
 from dpl.views import check_images, cotta_view, seeded
 
@@ -37,13 +37,17 @@ __all__ = ["RoTTA", "RoTTASettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoTTASettings(BankedSettings):
+class RoTTASettings(MemoryBankSettings):
     """Settings of RoTTA."""
 
-    statistics: float = setting(0.05, "a: share of the bank's statistics in BatchNorm's at an update", low=0, high=1)
+    bn_momentum: float = setting(
+        0.05, "a: share of the bank's statistics in BatchNorm's at an update", low=0, high=1, formerly="statistics"
+    )
     momentum: float = setting(0.999, "1 - nu: share of the teacher that stays at an update", low=0, high=1)
     time_weight: float = setting(1.0, "lambda_t: weight of a sample's age in its score", low=0)
-    doubt_weight: float = setting(1.0, "lambda_u: weight of a sample's entropy in its score", low=0)
+    uncertainty_weight: float = setting(
+        1.0, "lambda_u: weight of a sample's entropy in its score", low=0, formerly="doubt_weight"
+    )
     augment: Callable[[Tensor], Tensor] | None = setting(None, "random view of a batch; the authors' when not given")
 
 
@@ -54,11 +58,11 @@ class RoTTASettings(BankedSettings):
     passes="1 forward; every 64 images 2 forward and 1 backward over 64",
     views=True,
 )
-class RoTTA(BankedMethod[RoTTASettings]):
+class RoTTA(MemoryBankMethod[RoTTASettings]):
     """A robust bank and a teacher."""
 
     settings_class = RoTTASettings
-    teacher: nn.Module
+    teacher: Teacher
     labels: Tensor  # of the bank's samples; these three are its `BankRecord`
     ages: Tensor
     uncertainty: Tensor
@@ -66,10 +70,7 @@ class RoTTA(BankedMethod[RoTTASettings]):
     def __init__(self, network: Network, settings: RoTTASettings) -> None:
         super().__init__(network, settings)
         self.augment = settings.augment or cotta_view()
-        self.teacher_network = Network(network.module, classifier=network.classifier_name)
-        self.teacher_network.norm.rule = network.norm.rule
-        share_frozen(self.teacher_network.module, network.module)
-        self.declare_module("teacher", self.teacher_network.module.requires_grad_(False))
+        self.declare_part("teacher", Teacher(network, settings.momentum))
         like = torch.empty(0, device=network.device, dtype=network.dtype)
         self.declare(**empty_record(settings.capacity, at_least_float32(like))._asdict())
 
@@ -82,7 +83,7 @@ class RoTTA(BankedMethod[RoTTASettings]):
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """Predict with the teacher and its running statistics."""
-        return self.teacher_network(images).logits
+        return self.teacher(images).logits
 
     @property
     def slots(self) -> BankRecord:
@@ -93,7 +94,7 @@ class RoTTA(BankedMethod[RoTTASettings]):
         """Offer samples to the bank with their predicted class and entropy."""
         p = at_least_float32(logits).softmax(dim=1)
         entropy = -(p * (p + 1e-6).log()).sum(dim=1)
-        policy = BankPolicy(logits.shape[1], self.settings.time_weight, self.settings.doubt_weight)
+        policy = BankPolicy(logits.shape[1], self.settings.time_weight, self.settings.uncertainty_weight)
         slots, rows, places = insert_timely(self.slots, p.argmax(dim=1), entropy, policy)
         self.labels, self.ages, self.uncertainty = slots
         return rows, places
@@ -106,16 +107,16 @@ class RoTTA(BankedMethod[RoTTASettings]):
         for _ in range(s.steps):
             view = seeded(self.augment, self.random.fresh_seed())(samples)
             with torch.no_grad():
-                target = robust_pass(self.teacher_network, samples, s.statistics).logits
+                target = robust_pass(self.teacher.network, samples, s.bn_momentum).logits
             with torch.enable_grad():
-                out = robust_pass(self.network, view, s.statistics)
+                out = robust_pass(self.network, view, s.bn_momentum)
                 self.update(Objective((soft_cross_entropy(out.logits, target) * weight).mean()), out)
-            ema_update(self.teacher.parameters(), self.network.module.parameters(), s.momentum)
+            self.teacher.follow()
 
 
 def robust_pass(network: Network, images: Tensor, share: float) -> Pass:
     """Run a batch with running statistics moved by `share` towards the batch's own, and keep them moved."""
-    with network.norm.using(Blend(share, correction=0)), network.norm.recording() as used:
+    with network.norm.using(BlendedStatistics(share, correction=0)), network.norm.recording() as used:
         out = network(images)
     for layer, (mean, variance) in used.items():
         if layer.running_mean is not None and layer.running_var is not None:

@@ -17,7 +17,7 @@ well), and a batch without a reliable sample changes nothing (in theirs the mome
 modules named in `top` are looked for inside wrappers, and in no other place.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -27,11 +27,11 @@ from torch.nn import Parameter
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.parts.sharpness import ascended
-from dpl.methods.parts.source_weights import Anchor, restart
+from dpl.methods.parts.source_weights import SourceWeights, restart
 from dpl.methods.parts.top_layers import TOP_LAYERS, below_top
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
-from dpl.network import Network
+from dpl.network import Network, Pass
 from dpl.objectives import entropy, entropy_margin, masked_mean
 
 __all__ = ["SAR", "SARSettings"]
@@ -45,7 +45,7 @@ class SARSettings(GradientSettings, norm="batch", optimizer="sgd"):
     rho: float = setting(0.05, "how far the sharpness-aware step looks", low=0)
     recovery: float = setting(0.2, "e_m: with an average loss below it the source returns; 0: never", low=0)
     momentum: float = setting(0.9, "share of the old average loss that stays", low=0, high=1)
-    top: tuple[str, ...] = setting(TOP_LAYERS, "modules whose parameters do not train")
+    frozen_modules: tuple[str, ...] = setting(TOP_LAYERS, "modules whose parameters do not train", formerly="top")
     authors: Literal["no", "rmt", "official"] = setting(
         "no", "keep what the RMT library or the authors keep at a recovery", choices=("no", "rmt", "official")
     )
@@ -62,19 +62,19 @@ class SAR(GradientMethod[SARSettings]):
 
     settings_class = SARSettings
     average: Tensor | None  # of the second pass's loss
-    anchor: Anchor
+    source_weights: SourceWeights
 
     def __init__(self, network: Network, settings: SARSettings) -> None:
         super().__init__(network, settings)
-        self.declare_part("anchor", Anchor(self.trainable))
+        self.declare_part("source_weights", SourceWeights(self.trainable))
         self.declare(average=None)
 
-    def select(self) -> dict[str, Parameter]:
+    def trained_parameters(self) -> dict[str, Parameter]:
         """Return the parameters below the top."""
-        return below_top(self.network.module, super().select(), self.settings.top)
+        return below_top(self.network.module, super().trained_parameters(), self.settings.frozen_modules)
 
     def step(self, images: Tensor) -> Tensor:
-        """Predict, look uphill, step, recover if need be: `steps` times."""
+        """Predict, ascend, step, recover if need be: `steps` times."""
         for _ in range(self.settings.steps):
             with torch.enable_grad():
                 logits = self._sharpness_aware_update(images)
@@ -82,38 +82,40 @@ class SAR(GradientMethod[SARSettings]):
         return self.answer(images, logits)
 
     def _sharpness_aware_update(self, images: Tensor) -> Tensor:
-        out = self.network.selecting(images)
-        own, reliable = self._reliable_loss(out.logits)
+        out = self.forward(images)
+        reliable = self.candidates(out)
         before = [term.state() for term in self.terms]
-        first = self.total(own, out)
-        with ascended(self.anchor.parameters, first.value, self.settings.rho):
-            again = self.network.selecting(images)
-            own, still = self._reliable_loss(again.logits, reliable)
+        first = sum((term(out) for term in self.terms), self._entropy_loss(out, reliable))
+        with ascended(self.source_weights.parameters, first.value, self.settings.rho):
+            again = replace(self.network(out.images), whole=out.whole)
+            still = reliable & self.candidates(again)
             for term, state in zip(self.terms, before, strict=True):
-                term.restore(state)  # one batch, one lesson
-            second = self.total(own, again)
+                term.restore(state)  # one batch counts once
+            own = self._entropy_loss(again, still)
+            second = sum((term(again) for term in self.terms), own)
             self.optimizer.optimizer.zero_grad()
             second.value.backward()  # type: ignore[no-untyped-call]
         self._commit(second, first.value.detach())
+        self.remember_share(bool(self.facts["updated"]), out)
         self._follow(own.value.detach(), still)
-        self.facts |= {"reliable": reliable.float().mean(), "selected": still.float().mean()}
-        return out.logits
+        self.facts |= {"reliable": out.share(reliable), "selected": out.share(still)}
+        return out.whole
 
-    def _reliable_loss(self, logits: Tensor, among: Tensor | None = None) -> tuple[Objective, Tensor]:
-        """Eq. 2, over the reliable `among` given ones."""
-        entropies = entropy(logits)
-        reliable = entropies.detach() < entropy_margin(logits, self.settings.margin)
-        if among is not None:
-            reliable = reliable & among
-        return Objective(masked_mean(entropies, reliable), reliable.any()), reliable
+    def candidates(self, out: Pass) -> Tensor:
+        """The reliable samples."""
+        return entropy(out.reference) < entropy_margin(out.reference, self.settings.margin)
+
+    def _entropy_loss(self, out: Pass, reliable: Tensor) -> Objective:
+        """Eq. 2, over the reliable samples."""
+        return Objective(masked_mean(entropy(out.logits), reliable), reliable.any())
 
     def _commit(self, second: Objective, first: Tensor) -> None:
         """Step along the second pass's gradient unless there is none worth it."""
-        active = second.value.detach().isfinite() & first.isfinite()
-        if second.active is not None and self.settings.authors == "no":
-            active = active & second.active
+        should_step = second.value.detach().isfinite() & first.isfinite()
+        if second.should_step is not None and self.settings.authors == "no":
+            should_step = should_step & second.should_step
         # Read on the host: whether to recover is decided there in any case, and the queue is at its end here.
-        updated = bool(active)
+        updated = bool(should_step)
         if updated:
             self.optimizer.commit()
         self.facts = {"loss": second.value.detach(), **second.facts, "updated": updated}
@@ -128,6 +130,6 @@ class SAR(GradientMethod[SARSettings]):
         low = self.average is not None and bool(self.average < self.settings.recovery)
         self.facts["recovered"] = low
         if low:
-            restart(self, self.anchor, optimizer=self.settings.authors == "no")
+            restart(self, self.source_weights, optimizer=self.settings.authors == "no")
             if self.settings.authors != "official":
                 self.average = None

@@ -1,4 +1,4 @@
-"""What every method can be told; each method's own settings extend these."""
+"""The settings that every method has; each method's own extend these."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,11 +12,11 @@ __all__ = ["GradientSettings", "Settings"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Checked):
-    """What every method can be told."""
+    """Settings of every method."""
 
     norm: str | float = setting(
         "running",
-        "BatchNorm statistics: 'running', 'batch', 'track' (the batch's, which also move the running ones), "
+        "BatchNorm statistics: 'running', 'batch', 'track' (the batch's, which also update the running ones), "
         "the batch's share in a blend, or 'auto' (that share chosen from the stream)",
     )
     seed: int = setting(0, "seed of the method's own random generator", low=0)
@@ -28,7 +28,7 @@ class Settings(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientSettings(Settings):
-    """What every method that takes gradient steps can be told."""
+    """Settings of every method that takes gradient steps."""
 
     lr: float = setting(1e-3, "learning rate", low=0)
     optimizer: str | OptimizerFactory = setting(
@@ -36,12 +36,18 @@ class GradientSettings(Settings):
     )
     weight_decay: float = setting(0.0, "weight decay of the optimizer", low=0)
     steps: int = setting(1, "updates for each batch", low=1)
-    scope: Literal["affine", "classifier", "features", "all"] = setting("affine", "what trains")
-    start: str | None = setting(
-        None, "module before which nothing trains (in order of definition); what lies before it runs without a graph"
+    scope: Literal["affine", "classifier", "features", "all"] = setting("affine", "which parameters train")
+    train_from: str | None = setting(
+        None, "first module that trains, in order of definition; earlier ones run without a graph", formerly="start"
     )
-    interval: int = setting(1, "learn from every k-th batch and only predict the others", low=1)
-    least: float = setting(
-        0.0, "learn only where this share of a batch was selected, if the method selects", low=0, high=1
+    adapt_every: int = setting(1, "adapt to every k-th batch and only predict the others", low=1, formerly="interval")
+    min_selected: float = setting(
+        0.0, "skip the update if fewer samples of a batch pass the method's filter", low=0, high=1, formerly="least"
+    )
+    second_pass: Literal["auto", "always", "never"] = setting(
+        "auto",
+        "run the selected samples again with a graph, instead of the whole batch once; 'auto': on a CPU, where few "
+        "samples were selected in the last batch",
+        later=True,
     )
     output: Literal["before", "after"] = setting("before", "return the prediction from before or after the last update")

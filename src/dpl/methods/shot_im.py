@@ -45,5 +45,7 @@ class ShotIM(GradientMethod[ShotIMSettings]):
     def loss(self, out: Pass) -> Objective:
         """Mean entropy minus the entropy of the mean."""
         sure, balanced = entropy(out.logits).mean(), marginal_entropy(out.logits)
-        active = None if len(out.logits) > 1 else torch.zeros((), dtype=torch.bool, device=out.logits.device)
-        return Objective(sure - balanced, active, {"entropy": sure.detach(), "marginal_entropy": balanced.detach()})
+        should_step = None if len(out.logits) > 1 else torch.zeros((), dtype=torch.bool, device=out.logits.device)
+        return Objective(
+            sure - balanced, should_step, {"entropy": sure.detach(), "marginal_entropy": balanced.detach()}
+        )

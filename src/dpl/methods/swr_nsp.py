@@ -36,8 +36,8 @@ from dpl.methods.parts.shift_penalty import ShiftPenalty
 from dpl.methods.parts.source_data import on_network
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
-from dpl.network import Network
-from dpl.network.norm import Running
+from dpl.network import Network, Pass
+from dpl.network.norm import RunningStatistics
 from dpl.objectives import entropy, marginal_entropy
 from dpl.views import adacontrast_strong_view, seeded
 
@@ -96,7 +96,7 @@ class SWRNSP(GradientMethod[SWRNSPSettings]):
         for batch in self.require_source(source, relative="shot_im"):
             images, labels = on_network(batch, self.network)
             changed = self._changed(images)
-            with self.network.norm.using(Running()):
+            with self.network.norm.using(RunningStatistics()):
                 features.append((self._features(images), self._features(changed), labels))
                 for row in zip(images, changed, labels, strict=True):
                     if len(alike) < s.probes:
@@ -113,8 +113,9 @@ class SWRNSP(GradientMethod[SWRNSPSettings]):
         for _ in range(self.settings.steps):
             with torch.enable_grad(), self.network.norm.using(groups=2):
                 both = self.network(torch.cat([images, self._changed(images)]))
-                out, changed = both[: len(images)], both[len(images) :]
-                self.update(self._objective(out.logits, out.z, changed.z), out)
+                own, changed = both.z.split(len(images))  # type: ignore[no-untyped-call]
+                out = Pass.of(images, both.logits[: len(images)], own)
+                self.update(self._objective(out.logits, own, changed), out)
         return self.answer(images, out.logits)
 
     def _objective(self, logits: Tensor, features: Tensor, changed: Tensor) -> Objective:

@@ -44,7 +44,7 @@ class TASTSettings(SupportSettings):
     lr: float = setting(1e-3, "learning rate of the head", low=0)
     optimizer: str | OptimizerFactory = setting("adam", "optimizer of the head, as for gradient methods")
     steps: int = setting(1, "updates for each batch", low=1)
-    members: int = setting(5, "E: members of the ensemble", low=1)
+    ensemble_size: int = setting(5, "E: members of the ensemble", low=1, formerly="members")
     neighbours: int = setting(4, "k: supports that vote for a sample; at most filter_k", low=1)
     scale: float = setting(10.0, "tau: factor of the cosine similarities", low=0)
 
@@ -89,7 +89,9 @@ class TAST(Method[TASTSettings]):
         super().__init__(network, settings)
         self.declare_part("supports", SupportSet(network, settings))
         features = self.supports.features
-        self.declare_module("head", EnsembleHead(features.shape[2], settings.members, self.random, features.dtype))
+        self.declare_module(
+            "head", EnsembleHead(features.shape[2], settings.ensemble_size, self.random, features.dtype)
+        )
         parameters = {f"head.{name}": parameter for name, parameter in self.head.named_parameters()}
         self.optimizer = NamedOptimizer(parameters, settings.optimizer, settings.lr)
 
@@ -109,7 +111,7 @@ class TAST(Method[TASTSettings]):
                 centroids = self._centroids()
                 targets, answer = self._vote(neighbours, found, centroids.detach())
                 logits = scaled_cosine(project(out.z, self.head), centroids, self.settings.scale)
-                loss = self.settings.members * mean_divergence(logits, targets)
+                loss = self.settings.ensemble_size * mean_divergence(logits, targets)
                 updated = self.optimizer.step(loss, loss.detach().isfinite())
         self.facts = {"loss": loss.detach(), "updated": updated, "supports": self.supports.size}
         return answer.log().to(out.logits.dtype)

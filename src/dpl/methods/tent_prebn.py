@@ -52,7 +52,7 @@ class TentPreBN(GradientMethod[TentPreBNSettings]):
     settings_class = TentPreBNSettings
     prebn: nn.BatchNorm1d
 
-    def select(self) -> dict[str, Parameter]:
+    def trained_parameters(self) -> dict[str, Parameter]:
         """Insert the layer; its parameters train."""
         width, network = self.network.classifier.in_features, self.network
         layer = nn.BatchNorm1d(width, track_running_stats=False, device=network.device, dtype=network.dtype)
@@ -78,4 +78,4 @@ class TentPreBN(GradientMethod[TentPreBNSettings]):
         if len(plain.z) < 2:
             return plain
         z = F.batch_norm(plain.z, None, None, self.prebn.weight, self.prebn.bias, training=True, eps=self.prebn.eps)
-        return Pass(plain.images, self.network.classifier(z), z)
+        return Pass.of(plain.images, self.network.classifier(z), z)

@@ -35,7 +35,7 @@ from dpl.methods.parts.supports import SupportSet, SupportSettings
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.network.norm import Batch, Rule, Track
+from dpl.network.norm import BatchStatistics, Rule, TrackRunning
 
 __all__ = ["TSD", "TSDSettings", "self_distillation"]
 
@@ -70,7 +70,7 @@ class TSD(GradientMethod[TSDSettings]):
 
     def step(self, images: Tensor) -> Tensor:
         """Predict, add the batch to the supports, distil."""
-        rule: Rule = Track() if isinstance(self.network.norm.rule, Batch) else self.network.norm.rule
+        rule: Rule = TrackRunning() if isinstance(self.network.norm.rule, BatchStatistics) else self.network.norm.rule
         for i in range(self.settings.steps):
             with torch.enable_grad(), self.network.norm.using(rule):
                 out = self.network(images)

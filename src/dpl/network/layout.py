@@ -1,32 +1,27 @@
-"""The memory layout in which a network's convolutions run fastest, found by measurement.
+"""The memory layout of a network's convolutions.
 
-Channels-last is faster for most networks on most machines, up to twice for mobile ones, and slower for a few. So both
-are timed once, on the first images, and the choice is kept: values do not change beyond rounding, but the last digits
-do, so a snapshot remembers it. Small networks, where the layout matters little and a clock tells nothing, stay as
-they are, and so does a network that its owner has already put into channels-last.
+Channels-last is faster for most convolutional networks, up to twice for mobile ones. `layout="auto"` follows a fixed
+rule, so that two processes agree to the last digit. `layout="timed"` measures both layouts on the first images.
 """
 
 import math
+import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from dpl.core.errors import SettingError
-from dpl.network.clock import best_seconds
 
-__all__ = ["channels_last", "check_layout", "fastest_layout"]
+__all__ = ["channels_last", "check_layout", "rule_for", "timed_layout"]
 
-_LAYOUTS = ("auto", "as_is", "channels_last")
-_SMALL = 2e9  # multiplications of a batch below which nothing is measured: they are quick anyway
-_ROWS = 8  # images to measure with
-_MARGIN = 1.03  # channels-last may lose by this factor: with more images than are measured it does better
-_ROUNDS = 3
-_known: dict[tuple[object, ...], str] = {}  # the same network and images get the same answer in one process
+_LAYOUTS = ("auto", "timed", "as_is", "channels_last")
+_SMALL_SIDE = 64  # pixels; below it the layout hardly matters
+_ROUNDS, _IMAGES = 3, 8  # of a measurement
 
 
 def check_layout(layout: str) -> str:
-    """Return a valid layout, or say which there are."""
+    """Return a valid layout, or raise an error that lists them."""
     if layout not in _LAYOUTS:
         raise SettingError(f"layout={layout!r}: expected one of {', '.join(map(repr, _LAYOUTS))}")
     return layout
@@ -37,57 +32,54 @@ def channels_last(value: Tensor) -> Tensor:
     return value.contiguous(memory_format=torch.channels_last) if value.ndim == 4 else value
 
 
-def fastest_layout(module: nn.Module, run: Callable[[Tensor], None], images: Tensor, rule: object = None) -> str:
-    """Return "channels_last" or "as_is": the layout of `module` in which `run` (a pass or a step) is faster.
+def rule_for(module: nn.Module, images: Tensor) -> str:
+    """Return "channels_last" for images of at least 64 pixels a side and a network with spatial convolutions.
 
-    What is known from an earlier measurement holds for the same `rule` of normalisation.
+    A network that its owner has already put into channels-last stays as it is.
     """
-    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
-    if images.ndim != 4 or not convolutions or _already(convolutions):
+    large = images.ndim == 4 and min(images.shape[2:]) >= _SMALL_SIDE
+    spatial = _spatial_weights(module)
+    usual = bool(spatial) and all(weight.is_contiguous() for weight in spatial)
+    return "channels_last" if large and usual else "as_is"
+
+
+def timed_layout(module: nn.Module, images: Tensor) -> str:
+    """Return the layout in which `module` runs faster on these images, forward and, if anything trains, backward."""
+    if images.ndim != 4 or not _spatial_weights(module):
         return "as_is"
-    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    work = _multiplications(module, images[:1]) * len(images)
-    if work < _SMALL:
-        return "as_is"
-    like = (work, len(convolutions), trained, rule)
-    key = (*like, images.shape, images.dtype, images.device, torch.get_num_threads())
-    if key not in _known:
-        _known[key] = _measured(module, run, images[:_ROWS])
-    return _known[key]
-
-
-def _already(convolutions: list[nn.Conv2d]) -> bool:
-    """Say whether somebody chose channels-last before (1 x 1 kernels are in both layouts)."""
-    weights = [layer.weight for layer in convolutions if layer.weight[0, 0].numel() > 1 and layer.weight.shape[1] > 1]
-    return any(not weight.is_contiguous() for weight in weights)
-
-
-@torch.no_grad()
-def _multiplications(module: nn.Module, image: Tensor) -> int:
-    """Return how many multiplications the convolutions need for one image."""
-    total = 0
-
-    def count(layer: nn.Conv2d, _inputs: object, output: Tensor) -> None:
-        nonlocal total
-        total += output[0].numel() * layer.weight[0].numel()
-
-    handles = [m.register_forward_hook(count) for m in module.modules() if isinstance(m, nn.Conv2d)]
-    try:
-        module(image)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return total
-
-
-def _measured(module: nn.Module, run: Callable[[Tensor], None], images: Tensor) -> str:
-    """Time both layouts in turns: what else the machine does then meets both, and the best times tell."""
     best = {"as_is": math.inf, "channels_last": math.inf}
     try:
-        for _ in range(_ROUNDS):
+        for _ in range(_ROUNDS):  # in turns, so that other load on the machine affects both
             for layout, put in (("channels_last", channels_last), ("as_is", Tensor.contiguous)):
                 module._apply(put)  # type: ignore[no-untyped-call]
-                best[layout] = min(best[layout], best_seconds(lambda: run(images), images.device, runs=1))
+                best[layout] = min(best[layout], _seconds(lambda: _run(module, images[:_IMAGES]), images.device))
     finally:
         module._apply(Tensor.contiguous)  # type: ignore[no-untyped-call]
-    return "channels_last" if best["channels_last"] < best["as_is"] * _MARGIN else "as_is"
+    return min(best, key=lambda layout: best[layout])
+
+
+def _spatial_weights(module: nn.Module) -> list[Tensor]:
+    """Return the weights of convolutions with a kernel above 1 x 1 and several channels: only those have a layout."""
+    weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    return [weight for weight in weights if weight[0, 0].numel() > 1 and weight.shape[1] > 1]
+
+
+def _run(module: nn.Module, images: Tensor) -> None:
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    with torch.set_grad_enabled(bool(trained)):
+        output = module(images)
+        logits = output if isinstance(output, Tensor) else output["logits"]
+        if trained:
+            torch.autograd.grad(logits.float().square().mean(), trained, allow_unused=True)
+
+
+def _seconds(run: Callable[[], None], device: torch.device) -> float:
+    """Return the time of the second of two runs: the first one chooses kernels and allocates."""
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begun = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begun

@@ -1,7 +1,6 @@
-"""The private copy of a network, with the places that methods need made reachable."""
+"""A private copy of the caller's classifier, run through one call, with the places that methods need made reachable."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,137 +10,109 @@ from torch.nn import Parameter
 
 from dpl.core.errors import ModelError
 from dpl.core.numerics import at_least_float32
-from dpl.network.clipping import Clipping
-from dpl.network.copying import private_copy
-from dpl.network.linear import install_linear
-from dpl.network.norm import NormControl, Running, install
-from dpl.network.rows import install_convolutions
-from dpl.network.scope import select
-from dpl.network.selecting import Selecting, repeats_cheaply
-from dpl.network.split import find_classifier, logits_of, watch_classifier
-from dpl.network.style_layer import at_layer
+from dpl.network.norm import NormControl, RunningStatistics, install
+from dpl.network.scope import select_parameters
+from dpl.network.split import find_classifier, logits_of, private_copy, watch_classifier
 
 __all__ = ["Network", "Pass"]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass over a batch."""
+    """One forward pass over a batch, or over those of its images that a loss may learn from.
 
-    images: Tensor  # [B, ...]
-    logits: Tensor  # [B, C]
-    features: Tensor | None  # [B, d], the classifier's input
-    maps: Tensor | None = None  # [B, ...], the output of a layer that was watched
+    Samples are labelled and selected by `reference`. The gradient comes from `logits` and `z`.
+    """
+
+    images: Tensor  # [n, ...]
+    logits: Tensor  # [n, C], with a graph where one was asked for
+    features: Tensor | None  # [n, d], the classifier's input
+    reference: Tensor  # [n, C], logits without a graph
+    whole: Tensor  # [B, C], the reference logits of the whole batch: its prediction
+    originals: int  # the first rows are the batch's own images; restyled copies may follow
+    candidates: Tensor | None = None  # [B], which samples of the batch a loss may learn from; None: all
+
+    @classmethod
+    def of(cls, images: Tensor, logits: Tensor, features: Tensor | None) -> "Pass":
+        """Return a pass over a whole batch."""
+        reference = logits.detach()
+        return cls(images, logits, features, reference, reference, len(images))
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """Softmax of the logits, without gradient."""
-        return at_least_float32(self.logits.detach()).softmax(dim=1)
+        """Softmax of the reference logits."""
+        return at_least_float32(self.reference).softmax(dim=1)
 
     @property
     def z(self) -> Tensor:
-        """The features, for methods that declared to need them."""
+        """The features, for methods that registered with `needs_classifier`."""
         if self.features is None:
             raise ModelError(
                 "this network's classifier was not called in the forward pass; name it with classifier='...'"
             )
         return self.features
 
-    def __getitem__(self, rows: slice | Tensor) -> "Pass":
-        features, maps = (None if value is None else value[rows] for value in (self.features, self.maps))
-        return Pass(self.images[rows], self.logits[rows], features, maps)
+    def share(self, mask: Tensor) -> Tensor:
+        """Return the fraction of the whole batch that a mask over this pass's own images selects."""
+        return mask[: self.originals].sum() / len(self.whole)
 
 
 class Network:
-    """A deep copy of the caller's classifier in evaluation mode, its BatchNorm layers under one control."""
+    """A deep copy in evaluation mode whose BatchNorm layers follow one control; the caller's object is not touched."""
 
-    starts_anywhere = True  # may be run again from one of its layers on (see `surgery.replay`)
+    device: torch.device
+    dtype: torch.dtype
 
     def __init__(self, model: nn.Module, *, classifier: str | None = None, needs_classifier: bool = False) -> None:
         self.module = private_copy(model).eval()
         self.norm: NormControl = install(self.module)
-        self._convolutions = install_convolutions(self.module, self.norm)
-        install_linear(self.module, self._convolutions)
-        self._selecting = Selecting(self.module, self._convolutions)
-        self._clipping = Clipping(self.module)
-        self.classifier_name = self._split(classifier, needs_classifier)
+        self.classifier_name = self._find_classifier(classifier, needs_classifier)
         self.confirmed = classifier is not None or self.classifier_name is None
+        self.per_sample = True  # the output for an image does not depend on the others; `confirm` tests it
+        self.update_references()
 
-    def _split(self, classifier: str | None, needed: bool) -> str | None:
+    def _find_classifier(self, name: str | None, needed: bool) -> str | None:
         try:
-            return find_classifier(self.module, classifier)
+            return find_classifier(self.module, name)
         except ModelError:
-            if needed or classifier is not None:
+            if needed or name is not None:
                 raise
             return None
 
-    def __call__(
-        self, images: Tensor, *, at: str | None = None, change: Callable[[Tensor], Tensor] | None = None
-    ) -> Pass:
-        """Run the network; with `at` and `change`, the output of that layer is passed through `change`."""
-        if at is not None and change is not None:
-            with at_layer(self.module, at, change):
-                return self(images)
-        if self.classifier_name is None:
-            return Pass(images, self._logits(images), None)
+    def update_references(self) -> None:
+        """Look up the classifier, the device and the type; called again after a move."""
+        name = self.classifier_name
+        self._classifier: Any = None if name is None else self.module.get_submodule(name)
+        floats = [parameter for parameter in self.module.parameters() if parameter.is_floating_point()]
+        first = floats[0] if floats else torch.empty(0)
+        self.device, self.dtype = first.device, first.dtype
+
+    def __call__(self, images: Tensor) -> Pass:
+        """Run the network and keep its classifier's input; a graph is made if gradients are enabled."""
         inputs: list[Tensor] = []
-        handle = self.classifier.register_forward_pre_hook(lambda _layer, args: inputs.append(args[0]))
+        hook = self._classifier and self._classifier.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
-            logits = self._logits(images)
+            logits = logits_of(self.module(images))
         finally:
-            handle.remove()
-        return Pass(images, logits, inputs[-1] if inputs else None)
+            if hook:
+                hook.remove()
+        return Pass.of(images, logits, inputs[-1] if inputs else None)
 
-    def _logits(self, images: Tensor) -> Tensor:
-        logits = logits_of(self.module(images))
-        return logits_of(self.module(images)) if self._clipping.fails() else logits
-
-    def selecting(self, images: Tensor, *, watch: str | None = None) -> Pass:
-        """Run the network for a loss that may select samples: what it does not select is not differentiated.
-
-        The outputs are those of a plain call, with the maps of a layer to `watch` among them; nothing else inside the
-        network may be watched or changed meanwhile.
-        """
-        norm, cpu = self.norm, images.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        learns = torch.is_grad_enabled() and not images.requires_grad  # the images' own gradient needs the whole graph
-        whole = norm.rows is None and norm.groups == 1 and self.starts_anywhere
-        parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
-        able = cpu and learns and whole and bool(parameters) and self._repeats_cheaply
-        if not able or not norm.keeps_samples_apart:
-            return self._watching(images, watch)
-
-        def run(batch: Tensor) -> Pass:
-            with norm.using(Running()):
-                return self._watching(batch, watch)
-
-        return self._selecting(run, images, parameters)
-
-    def _watching(self, images: Tensor, layer: str | None) -> Pass:
-        if layer is None:
-            return self(images)
-        seen: list[Tensor] = []
-
-        def look(maps: Tensor) -> Tensor:
-            seen.append(maps)
-            return maps
-
-        return replace(self(images, at=layer, change=look), maps=seen[-1])
+    @property
+    def samples_are_independent(self) -> bool:
+        """Whether a pass over some images gives each of them the output of a pass over the whole batch."""
+        return self.per_sample and self.norm.per_sample
 
     @property
     def classifier(self) -> nn.Linear:
         """The linear layer that makes the logits."""
-        if self.classifier_name is None:
-            find_classifier(self.module)  # raises what was looked for
-        layer: Any = self.module.get_submodule(self.classifier_name or "")
-        return layer  # type: ignore[no-any-return]
-
-    @cached_property
-    def _repeats_cheaply(self) -> bool:
-        return repeats_cheaply(self.module)
+        if self._classifier is None:
+            find_classifier(self.module)  # raises an error that says what was looked for
+        return self._classifier  # type: ignore[no-any-return]
 
     @property
     def prototypes(self) -> Tensor:
-        """The classifier's rows [C, d]; recomputed at each access where they are weight-normed."""
+        """W, the classifier's rows [C, d]; recomputed at each access where they are weight-normed."""
         layer = self.classifier
         direction, size = getattr(layer, "weight_v", None), getattr(layer, "weight_g", None)
         if isinstance(direction, Tensor) and isinstance(size, Tensor):
@@ -153,43 +124,25 @@ class Network:
         """The number of classes, C."""
         return self.classifier.out_features
 
-    @property
-    def device(self) -> torch.device:
-        """Where the network lives."""
-        return next((p.device for p in self.module.parameters()), torch.device("cpu"))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The network's floating-point type."""
-        return next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
-
-    def train_only(self, scope: str, start: str | None = None) -> dict[str, Parameter]:
-        """Make the parameters of `scope` (from the module `start` on) trainable, all others not; return those."""
+    def train_only(self, scope: str, train_from: str | None = None) -> dict[str, Parameter]:
+        """Make the parameters of `scope` (from the module `train_from` on) trainable, all others not; return those."""
         if scope in ("classifier", "features"):
             _ = self.classifier  # raises if there is none to tell apart
-        self._convolutions.steady = True
-        return select(self.module, scope, self.classifier_name, start)
+        return select_parameters(self.module, scope, self.classifier_name, train_from)
 
     @torch.no_grad()
-    def infer(self, images: Tensor) -> Tensor:
-        """Return the logits, and compute nothing else."""
-        return logits_of(self.module(images))
+    def confirm(self, images: Tensor) -> bool:
+        """Run images of a new shape before anything can change; return whether the assumed classifier is the right one.
 
-    def differentiate(self, images: Tensor) -> None:
-        """Run the batch forward, and back through what trains if anything does; keep nothing."""
-        parameters = [p for p in self.module.parameters() if p.requires_grad]
-        with torch.set_grad_enabled(bool(parameters)):
-            value = self._logits(images).float().square().mean()
-        if value.requires_grad:
-            torch.autograd.grad(value, parameters, allow_unused=True)
-
-    def watch(self, images: Tensor) -> bool:
-        """Run one image; confirm the classifier by it, and return False if another one was found and taken instead."""
-        guess = self.classifier_name
-        with self.norm.using(Running()), torch.no_grad():
-            if guess is None or self.confirmed:
-                logits_of(self.module(images[:1]))
-            else:
-                self.classifier_name = watch_classifier(self.module, images[:1], guess)
+        The first run shows which layer makes the logits. A second one shows whether images influence each other.
+        """
+        assumed = self.classifier_name
+        pair = torch.cat([images[:1], images[:1].flip(-1) / 2])
+        with self.norm.using(RunningStatistics()):
+            if not self.confirmed and assumed is not None:
+                self.classifier_name = watch_classifier(self.module, images[:1], assumed)
+            together, alone = logits_of(self.module(pair))[1:], logits_of(self.module(pair[1:]))
+        self.per_sample = self.per_sample and torch.allclose(together, alone, rtol=1e-3, atol=1e-4)
         self.confirmed = True
-        return self.classifier_name == guess
+        self.update_references()
+        return self.classifier_name == assumed

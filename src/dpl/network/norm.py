@@ -1,13 +1,14 @@
-"""Which statistics a network's batch-normalisation layers use, switched without touching their parameters.
+"""Which statistics a network's BatchNorm layers use, switched without touching their parameters.
 
-Every BatchNorm layer of the private copy gets a subclass of its own class whose forward asks one shared
-`NormControl` for a rule. Rules only shadow attributes for the length of one call, so `state_dict` keys, buffers and
-activations fused into the layer (timm's BatchNormAct2d) stay as they are, and `uninstall` puts the class back.
+Every BatchNorm layer of the private copy gets a subclass of its own class whose forward follows one shared
+`NormControl`. Rules hide attributes of a layer for the length of one call, so `state_dict` keys, buffers and
+activations fused into the layer (timm's BatchNormAct2d) stay as they are, and `uninstall` restores the class.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -16,14 +17,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.core.errors import SettingError
 from dpl.core.numerics import variance_and_mean
-from dpl.network.subclass import Subclasses, put_back
 
 __all__ = [
-    "Batch", "Blend", "Chosen", "NormControl", "Recall", "Rule", "Running", "Track", "blend", "channel_statistics",
-    "has_statistics", "install", "parse_norm", "uninstall",
+    "AutoBlend", "BatchStatistics", "BlendedStatistics", "NormControl", "RecordedStatistics", "Rule",
+    "RunningStatistics", "TrackRunning", "blend", "channel_statistics", "has_statistics", "install", "normalise",
+    "parse_norm", "uninstall",
 ]  # fmt: skip
 
 Forward = Callable[[Tensor], Tensor]
+Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a layer used
 
 
 class Rule(Protocol):
@@ -34,37 +36,33 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
-class Running:
-    """The source's running statistics, never updated."""
+class RunningStatistics:
+    """The source model's running statistics, never updated."""
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise as in evaluation mode."""
-        with _shadow(layer, training=False):
+        with _hiding(layer, training=False):
             return forward(x)
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The current batch's statistics; running statistics stay as they are."""
+class BatchStatistics:
+    """The current batch's statistics; running statistics are not updated."""
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
-        """Normalise by the batch, or by the source where one value per channel has no variance."""
-        own = control.own_rows(x)
-        if _values_per_channel(own) < 2 and layer.running_mean is not None:
-            return Running()(layer, forward, x, control)
-        control.note(layer, own)
-        if own is not x:
-            variance, mean = channel_statistics(own)
-            return normalise(layer, forward, x, mean, variance)
-        with _shadow(layer, training=True, track_running_stats=False):
+        """Normalise by the batch, or by running statistics where one value per channel has no variance."""
+        if _values_per_channel(x) < 2 and layer.running_mean is not None:
+            return RunningStatistics()(layer, forward, x, control)
+        control.record_batch(layer, x)
+        with _hiding(layer, training=True, track_running_stats=False):
             return forward(x)
 
 
 @dataclass(frozen=True)
-class Blend:
-    """(1 - share) source statistics + share batch statistics; gradients flow through the batch's part.
+class BlendedStatistics:
+    """(1 - share) running statistics + share batch statistics; gradients flow through the batch's part.
 
-    The batch variance is the unbiased one, as the source's running variance is.
+    The batch variance is the unbiased one, as the running variance is.
     """
 
     share: float
@@ -72,22 +70,21 @@ class Blend:
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise by the blended statistics."""
-        own = control.own_rows(x)
-        if layer.running_mean is None or layer.running_var is None or _values_per_channel(own) < 2:
-            fallback: Rule = Batch() if layer.running_mean is None else Running()
+        if layer.running_mean is None or layer.running_var is None or _values_per_channel(x) < 2:
+            fallback: Rule = BatchStatistics() if layer.running_mean is None else RunningStatistics()
             return fallback(layer, forward, x, control)
-        variance, mean = channel_statistics(own, self.correction)
+        variance, mean = channel_statistics(x, self.correction)
         mean = torch.lerp(layer.running_mean, mean.to(layer.running_mean.dtype), self.share)
         variance = torch.lerp(layer.running_var, variance.to(layer.running_var.dtype), self.share)
-        control.keep(layer, mean, variance)
+        control.record(layer, mean, variance)
         return normalise(layer, forward, x, mean, variance)
 
 
 @dataclass(frozen=True)
-class Track:
-    """Batch statistics that also move the running ones, as in training.
+class TrackRunning:
+    """Batch statistics that also update the running ones, as in training.
 
-    With `learning_only` they move where gradients are computed and stay in a pass that only predicts.
+    With `learning_only` they are updated where gradients are computed, and not in a pass that only predicts.
     """
 
     learning_only: bool = False
@@ -95,36 +92,36 @@ class Track:
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise as in training mode."""
         if self.learning_only and not torch.is_grad_enabled():
-            return Batch()(layer, forward, x, control)
+            return BatchStatistics()(layer, forward, x, control)
         if _values_per_channel(x) < 2:
-            return Running()(layer, forward, x, control)
-        with _shadow(layer, training=True):
+            return RunningStatistics()(layer, forward, x, control)
+        with _hiding(layer, training=True):
             return forward(x)
 
 
 @dataclass
-class Chosen:
-    """A blend whose share is chosen while the stream runs (`norm="auto"`); every network that holds it follows."""
+class AutoBlend:
+    """A blend whose share is chosen from the stream (`norm="auto"`); every network that holds the rule follows it."""
 
     share: float = 0.0
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
-        """Normalise by the blend of the moment."""
+        """Normalise by the present blend."""
         return blend(self.share)(layer, forward, x, control)
 
 
 @dataclass(frozen=True)
-class Recall:
-    """The very statistics that an earlier pass used (see `NormControl.recording`)."""
+class RecordedStatistics:
+    """The statistics that an earlier pass used (see `NormControl.recording`)."""
 
-    statistics: dict[_BatchNorm, tuple[Tensor, Tensor]]
+    statistics: Statistics
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
-        """Normalise by what was recorded for this layer, or by the source if it recorded nothing."""
+        """Normalise by what was recorded for this layer, or by running statistics if nothing was."""
         if layer not in self.statistics:
-            return Running()(layer, forward, x, control)
+            return RunningStatistics()(layer, forward, x, control)
         mean, variance = self.statistics[layer]
-        with _shadow(layer, training=False, running_mean=mean, running_var=variance):
+        with _hiding(layer, training=False, running_mean=mean, running_var=variance):
             return forward(x)
 
 
@@ -132,54 +129,55 @@ class Recall:
 class NormControl:
     """The rule that all layers of one network follow."""
 
-    rule: Rule = field(default_factory=Running)
-    rows: int | None = None  # only the first `rows` of a batch define its statistics
+    rule: Rule = field(default_factory=RunningStatistics)
     groups: int = 1  # a batch of this many equal parts, each normalised by itself (augmented views run together)
-    recorded: dict[_BatchNorm, tuple[Tensor, Tensor]] | None = None
+    recorded: Statistics | None = None
     layers: int = 0  # that follow it
 
     @property
-    def keeps_samples_apart(self) -> bool:
-        """Say whether the rule normalises each sample without looking at the others."""
+    def per_sample(self) -> bool:
+        """Whether the rule normalises each sample without regard to the others."""
         rule = self.rule
-        return isinstance(rule, Running) or (isinstance(rule, Chosen) and rule.share == 0) or not self.layers
+        return (
+            not self.layers or isinstance(rule, RunningStatistics) or (isinstance(rule, AutoBlend) and not rule.share)
+        )
 
     @contextmanager
-    def using(self, rule: Rule | None = None, *, rows: int | None = None, groups: int = 1) -> Iterator[None]:
-        """Follow another rule (or the same one on part of the batch, or on each of its parts) inside the block."""
-        before = self.rule, self.rows, self.groups
-        self.rule, self.rows, self.groups = rule or self.rule, rows, groups
+    def using(self, rule: Rule | None = None, *, groups: int = 1) -> Iterator[None]:
+        """Follow another rule (or the same one on each part of the batch) inside the block."""
+        before = self.rule, self.groups
+        self.rule, self.groups = rule or self.rule, groups
         try:
             yield
         finally:
-            self.rule, self.rows, self.groups = before
+            self.rule, self.groups = before
 
     @contextmanager
-    def recording(self) -> Iterator[dict[_BatchNorm, tuple[Tensor, Tensor]]]:
-        """Record the statistics that each layer uses inside the block."""
+    def recording(self) -> Iterator[Statistics]:
+        """Record the statistics that each layer computes inside the block; running ones are not recorded."""
         self.recorded = {}
         try:
             yield self.recorded
         finally:
             self.recorded = None
 
-    def own_rows(self, x: Tensor) -> Tensor:
-        """Return the part of `x` that defines the statistics."""
-        return x if self.rows is None or self.rows >= len(x) else x[: self.rows]
-
-    def note(self, layer: _BatchNorm, x: Tensor) -> None:
-        """Record the batch statistics of `x` if somebody asked for them."""
+    def record_batch(self, layer: _BatchNorm, x: Tensor) -> None:
+        """Record the batch statistics of `x` if a recording is on."""
         if self.recorded is not None:
             variance, mean = channel_statistics(x.detach())
-            self.keep(layer, mean, variance)
+            self.record(layer, mean, variance)
 
-    def keep(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-        """Record given statistics if somebody asked for them."""
+    def record(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+        """Record given statistics if a recording is on."""
         if self.recorded is not None:
             self.recorded[layer] = (mean.detach(), variance.detach())
 
 
-_NAMED: dict[str, Rule] = {"running": Running(), "batch": Batch(), "track": Track(learning_only=True)}
+_NAMED: dict[str, Rule] = {
+    "running": RunningStatistics(),
+    "batch": BatchStatistics(),
+    "track": TrackRunning(learning_only=True),
+}
 
 
 def install(module: nn.Module) -> NormControl:
@@ -187,7 +185,8 @@ def install(module: nn.Module) -> NormControl:
     control = NormControl()
     for layer in list(module.modules()):
         if isinstance(layer, _BatchNorm):
-            _following.take(layer, norm_control=control)
+            layer.__class__ = _controlled(_original_class(layer))
+            vars(layer)["norm_control"] = control
             control.layers += 1
     return control
 
@@ -196,17 +195,18 @@ def uninstall(module: nn.Module) -> None:
     """Give every BatchNorm layer its own class back."""
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
-            put_back(layer, "norm_control")
+            layer.__class__ = _original_class(layer)
+            vars(layer).pop("norm_control", None)
 
 
 def has_statistics(module: nn.Module) -> bool:
-    """Say whether `module` has BatchNorm layers with running statistics."""
+    """Return whether `module` has BatchNorm layers with running statistics."""
     return any(isinstance(layer, _BatchNorm) and layer.running_mean is not None for layer in module.modules())
 
 
 def blend(share: float) -> Rule:
     """Return the rule that takes this share, 0 to 1, of the statistics from the batch."""
-    return Running() if share == 0 else Batch() if share == 1 else Blend(float(share))
+    return RunningStatistics() if share == 0 else BatchStatistics() if share == 1 else BlendedStatistics(float(share))
 
 
 def parse_norm(norm: str | float) -> Rule:
@@ -214,13 +214,13 @@ def parse_norm(norm: str | float) -> Rule:
     if isinstance(norm, (int, float)) and not isinstance(norm, bool) and 0 <= norm <= 1:
         return blend(norm)
     if norm == "auto":
-        return Chosen()
+        return AutoBlend()
     if isinstance(norm, str) and norm in _NAMED:
         return _NAMED[norm]
     raise SettingError(
         f"norm={norm!r}: expected 'running' (source statistics), 'batch' (the batch's own), 'track' (the batch's, "
-        "which also move the running ones), a number from 0 to 1 (the batch's share in a blend) or 'auto' (that share "
-        "chosen from the stream)"
+        "which also update the running ones), a number from 0 to 1 (the batch's share in a blend) or 'auto' (that "
+        "share chosen from the stream)"
     )
 
 
@@ -242,7 +242,7 @@ def normalise(
         scale = scale * weight
     shift = -mean * scale if bias is None else bias - mean * scale
     zero, one = torch.zeros_like(mean), torch.full_like(mean, 1 - layer.eps)
-    with _shadow(layer, training=False, weight=scale, bias=shift, running_mean=zero, running_var=one):
+    with _hiding(layer, training=False, weight=scale, bias=shift, running_mean=zero, running_var=one):
         return forward(x)
 
 
@@ -257,7 +257,7 @@ def _values_per_channel(x: Tensor) -> int:
 
 
 @contextmanager
-def _shadow(layer: nn.Module, **attributes: Any) -> Iterator[None]:
+def _hiding(layer: nn.Module, **attributes: Any) -> Iterator[None]:
     """Let instance attributes hide parameters, buffers and flags for one call."""
     before = {name: vars(layer)[name] for name in attributes if name in vars(layer)}
     vars(layer).update(attributes)
@@ -269,14 +269,20 @@ def _shadow(layer: nn.Module, **attributes: Any) -> Iterator[None]:
         vars(layer).update(before)
 
 
-def _make_forward(original: type[nn.Module]) -> Callable[..., Tensor]:
+@cache
+def _controlled(original: type[_BatchNorm]) -> type[_BatchNorm]:
+    """Return the subclass of a layer's class that follows a `NormControl`."""
+
     def forward(self: Any, x: Tensor) -> Tensor:
         control: NormControl = self.norm_control
+        if isinstance(control.rule, RunningStatistics) and not self.training:
+            return original.forward(self, x)  # nothing to hide: the way of most passes
         parts = [x] if control.groups == 1 else x.chunk(control.groups)
         outputs = [control.rule(self, lambda y: original.forward(self, y), part, control) for part in parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    return forward
+    return type(original.__name__, (original,), {"forward": forward, "original_class": original})
 
 
-_following = Subclasses(_make_forward)
+def _original_class(layer: nn.Module) -> Any:
+    return getattr(type(layer), "original_class", type(layer))

@@ -1,5 +1,6 @@
-"""Find the linear classifier of any network: its input is the feature, its rows are the prototypes."""
+"""Copy any network, and find its linear classifier: its input is the feature, its rows are the prototypes."""
 
+import copy
 from typing import Any
 
 import torch
@@ -7,7 +8,17 @@ from torch import Tensor, nn
 
 from dpl.core.errors import ModelError
 
-__all__ = ["find_classifier", "logits_of", "watch_classifier"]
+__all__ = ["find_classifier", "logits_of", "private_copy", "watch_classifier"]
+
+
+def private_copy(module: nn.Module) -> nn.Module:
+    """Deep-copy `module`, including weight-normed layers whose computed weight refuses to be copied."""
+    memo: dict[int, Any] = {}
+    for child in module.modules():
+        for value in vars(child).values():
+            if isinstance(value, Tensor) and not value.is_leaf:  # recomputed at each forward
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(module, memo)
 
 
 def logits_of(output: Any) -> Tensor:
@@ -24,8 +35,8 @@ def logits_of(output: Any) -> Tensor:
 def find_classifier(module: nn.Module, name: str | None = None) -> str:
     """Return the name of the linear classifier without running the network.
 
-    A given name is checked. Otherwise timm's contract (`get_classifier`) is asked, on the network or on whatever it
-    wraps; then the last `nn.Linear` is assumed, which `watch_classifier` confirms or corrects on the first batch.
+    A given name is checked. Otherwise timm's `get_classifier` is called, on the network or on whatever it wraps. Then
+    the last `nn.Linear` is assumed, which `watch_classifier` confirms or corrects on the first batch.
     """
     linears = _linear_layers(module)
     if name is not None:
@@ -35,8 +46,8 @@ def find_classifier(module: nn.Module, name: str | None = None) -> str:
             )
         return name
     for child in module.modules():
-        answer = getattr(child, "get_classifier", None)
-        head = answer() if callable(answer) else None
+        getter = getattr(child, "get_classifier", None)
+        head = getter() if callable(getter) else None
         for key, layer in linears.items():
             if layer is head:
                 return key

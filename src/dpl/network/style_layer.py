@@ -1,4 +1,4 @@
-"""Where in a network style lives, and a way to look at it or to change it there."""
+"""The layer whose maps carry the style of an image, and ways to read or change its output."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpl.core.errors import ModelError
-from dpl.network.replay import maps_in, put_maps
 
 __all__ = ["at_layer", "find_style_layer", "prefix_tokens", "run_up_to"]
 
@@ -60,7 +59,9 @@ def at_layer(module: nn.Module, layer: str, change: Callable[[Tensor], Tensor]) 
     """Pass the output of `layer` through `change` inside the block."""
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        return put_maps(output, change(maps_in(output)))
+        if isinstance(output, tuple):
+            return (change(output[0]), *output[1:])
+        return change(output)
 
     handle = module.get_submodule(layer).register_forward_hook(hook)
     try:
@@ -78,7 +79,7 @@ class _Reached(Exception):  # noqa: N818  (not an error)
 
 
 def run_up_to(module: nn.Module, layer: str, images: Tensor) -> Tensor:
-    """Return the output of `layer`, and compute nothing behind it."""
+    """Return the output of `layer`, and compute nothing after it."""
 
     def stop(maps: Tensor) -> Tensor:
         raise _Reached(maps)

@@ -18,7 +18,7 @@ from dpl.core.extras import optional
 from dpl.core.files import replacing
 from dpl.data import open_benchmark
 from dpl.network import Network
-from dpl.network.style_layer import find_style_layer, prefix_tokens
+from dpl.network.style_layer import at_layer, find_style_layer, prefix_tokens
 from dpl.objectives import style_statistics
 from dpl.reproduce.document import Item
 from dpl.reproduce.figures import NAMES, footer, measured_on, require_rows, write_figure
@@ -95,7 +95,8 @@ def _styles(network: Network, images: Tensor, layer: str, prefix: int) -> tuple[
         seen.append(torch.cat([mean.flatten(1), deviation.flatten(1)], dim=1))
         return maps
 
-    out = network(images, at=layer, change=record)
+    with at_layer(network.module, layer, record):
+        out = network(images)
     return seen[-1].float(), out.probabilities.max(dim=1).values
 
 

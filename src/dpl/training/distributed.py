@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from dpl.network.norm import Forward, NormControl, Running, channel_statistics, install, normalise
+from dpl.network.norm import Forward, NormControl, RunningStatistics, channel_statistics, install, normalise
 from dpl.network.split import logits_of
 
 __all__ = ["DistributedNetwork", "ProcessGroup", "process_group"]
@@ -127,7 +127,7 @@ class GlobalBatchStatistics:
         per_row = x.numel() // max(len(x) * x.shape[1], 1)
         counts = [rows * per_row for rows in self.rows]
         if sum(counts) < 2 and layer.running_mean is not None:
-            return Running()(layer, forward, x, control)
+            return RunningStatistics()(layer, forward, x, control)
         mean, squares = self._moments(x, counts)
         _update_running(layer, mean.detach(), squares.detach() / (sum(counts) - 1))
         return normalise(layer, forward, x, mean, squares / sum(counts))

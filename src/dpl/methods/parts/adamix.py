@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.core.numerics import variance_and_mean
-from dpl.network.norm import Batch, Forward, NormControl, Running, channel_statistics, normalise
+from dpl.network.norm import BatchStatistics, Forward, NormControl, RunningStatistics, channel_statistics, normalise
 
 __all__ = ["AdaMix", "Moments", "source_share"]
 
@@ -37,9 +37,9 @@ class AdaMix:
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Normalise by the batch, with rectified affine parameters."""
         if layer.running_mean is None or layer.running_var is None:
-            return Batch()(layer, forward, x, control)
+            return BatchStatistics()(layer, forward, x, control)
         if x.numel() // x.shape[1] < 2:
-            return Running()(layer, forward, x, control)
+            return RunningStatistics()(layer, forward, x, control)
         source = Moments(layer.running_mean, layer.running_var)
         variance, mean = channel_statistics(x, correction=1)
         batch = Moments(mean.to(source.mean.dtype), variance.to(source.variance.dtype))

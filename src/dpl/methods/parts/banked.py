@@ -12,22 +12,22 @@ from dpl.methods.base import GradientMethod
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network
 
-__all__ = ["BankedMethod", "BankedSettings"]
+__all__ = ["MemoryBankMethod", "MemoryBankSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BankedSettings(GradientSettings):
+class MemoryBankSettings(GradientSettings):
     """Settings of a method with a bank; `steps` is the number of updates whenever it learns."""
 
     capacity: int = setting(64, "N: samples in the bank", low=1)
-    every: int = setting(64, "images between updates", low=1)
+    update_every: int = setting(64, "images between updates", low=1, formerly="every")
 
 
-B = TypeVar("B", bound=BankedSettings)
+B = TypeVar("B", bound=MemoryBankSettings)
 
 
-class BankedMethod(GradientMethod[B], Generic[B]):
-    """Predict, fill the bank, and learn from it whenever `every` images have come."""
+class MemoryBankMethod(GradientMethod[B], Generic[B]):
+    """Predict, fill the bank, and learn from it whenever `update_every` images have come."""
 
     samples: Tensor | None  # [N, ...]
     seen: int  # images since the last update
@@ -48,12 +48,12 @@ class BankedMethod(GradientMethod[B], Generic[B]):
         """Predict the whole batch, then offer it to the bank in parts that end where an update is due."""
         self._check_size(images)
         logits = self.predict(images)
-        first, self.facts = 0, {"updated": False, "reason": f"updates come every {self.settings.every} images"}
+        first, self.facts = 0, {"updated": False, "reason": f"updates come every {self.settings.update_every} images"}
         while first < len(images):
-            part = slice(first, first + self.settings.every - self.seen)
+            part = slice(first, first + self.settings.update_every - self.seen)
             self._remember(images[part], logits[part])
             first += len(images[part])
-            if self.seen == self.settings.every:
+            if self.seen == self.settings.update_every:
                 self.seen = 0
                 self.learn()
         return self.answer(images, logits)

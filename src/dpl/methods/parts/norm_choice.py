@@ -28,7 +28,7 @@ from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
 from dpl.methods.parts.stream_statistics import ClassOrderStatistics, ImageShiftDetector
 from dpl.network import Network
-from dpl.network.norm import Chosen, blend
+from dpl.network.norm import AutoBlend, blend
 from dpl.objectives import entropy_of_probabilities
 
 __all__ = ["SHARES", "BlendChoice", "BlendStatistics", "NormChoice"]
@@ -64,7 +64,7 @@ class NormChoice(Stateful):
     start: int  # batches before the last change
     is_doubtful: int  # whether a gain was not believed because the stream is new
 
-    def __init__(self, network: Network, rule: Chosen) -> None:
+    def __init__(self, network: Network, rule: AutoBlend) -> None:
         super().__init__()
         self.network, self.rule = network, rule
         self.statistics, self.shift_detector = BlendStatistics(), ImageShiftDetector()

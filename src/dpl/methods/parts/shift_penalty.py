@@ -24,18 +24,18 @@ class ShiftPenalty(Stateful):
         self.network = network
         self.layers = _before_classifier(network, trainable)
         # The source's weights never change, so they are no state; `move` takes them along.
-        self.anchors = [[p.detach().clone() for p in layer] for layer in self.layers]
+        self.source = [[p.detach().clone() for p in layer] for layer in self.layers]
         self.declare(weights=torch.ones(len(self.layers), device=network.device, dtype=network.dtype))
 
     def __call__(self) -> Tensor:
         """Return the penalty, a scalar."""
-        drift = [_squared_distance(layer, anchors) for layer, anchors in zip(self.layers, self.anchors, strict=True)]
+        drift = [_squared_distance(layer, source) for layer, source in zip(self.layers, self.source, strict=True)]
         return self.weights @ torch.stack(drift)
 
     def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
         """Move the source's weights along with the state."""
         super().move(transfer)
-        self.anchors = [[transfer(anchor) for anchor in layer] for layer in self.anchors]
+        self.source = [[transfer(value) for value in layer] for layer in self.source]
 
     def weigh(self, alike: list[Tensor]) -> None:
         """Set w to the squared mean likeness (a list of `likeness`), scaled to 0..1 over the layers."""
@@ -68,5 +68,5 @@ def _before_classifier(network: Network, trainable: dict[str, Parameter]) -> lis
     return list(layers.values())
 
 
-def _squared_distance(layer: list[Parameter], anchors: list[Tensor]) -> Tensor:
-    return torch.stack([(p - anchor).square().sum() for p, anchor in zip(layer, anchors, strict=True)]).sum()
+def _squared_distance(layer: list[Parameter], source: list[Tensor]) -> Tensor:
+    return torch.stack([(p - value).square().sum() for p, value in zip(layer, source, strict=True)]).sum()

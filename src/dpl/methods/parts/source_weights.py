@@ -1,4 +1,4 @@
-"""Where the trainable parameters started, for methods that return to it, are drawn to it or held near it."""
+"""The source values of the trainable parameters, for methods that return to them or stay near them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,21 +10,25 @@ from torch.nn import Parameter
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
 from dpl.methods.base import GradientMethod
-from dpl.methods.prototypes import DPLTerm
 
-__all__ = ["Anchor", "restart"]
+__all__ = ["SourceWeights", "restart"]
 
 
-class Anchor(Stateful):
-    """A copy of the source's trainable parameters.
+class SourceWeights(Stateful):
+    """A copy of the source model's trainable parameters.
 
     It never changes and is made again with the method, so it moves between devices but is no part of a snapshot.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
         super().__init__()
+        self.names = list(parameters)
         self.parameters: list[Tensor] = list(parameters.values())
         self.values = [parameter.detach().clone() for parameter in self.parameters]
+
+    def named(self) -> dict[str, Tensor]:
+        """Return the source values by name."""
+        return dict(zip(self.names, self.values, strict=True))
 
     @torch.no_grad()
     def put_back(self) -> None:
@@ -46,11 +50,11 @@ class Anchor(Stateful):
         self.values = [transfer(value) for value in self.values]
 
 
-def restart(method: GradientMethod[Any], anchor: Anchor, *, optimizer: bool = True) -> None:
-    """Return a running method to the source: parameters, the added loss's memory and (if asked) the optimizer."""
-    anchor.put_back()
+def restart(method: GradientMethod[Any], source: SourceWeights, *, optimizer: bool = True) -> None:
+    """Return a running method to the source model: parameters, added terms and (if asked) the optimizer."""
+    source.put_back()
+    method.share = 1.0
     if optimizer:
         method.optimizer.restore({})
     for term in method.terms:
-        if isinstance(term, DPLTerm):
-            term.memory = term.network.prototypes.detach().clone()
+        term.restart()

@@ -23,7 +23,7 @@ def below_top(module: nn.Module, parameters: Mapping[str, Parameter], top: Seque
     owners = tuple(f"{prefix}{name}." for name in names)
     below = {name: parameter for name, parameter in parameters.items() if not name.startswith(owners)}
     if not below:
-        raise ModelError(f"top={tuple(names)!r} leaves no parameter to train; pass top=() or the modules to leave out")
+        raise ModelError(f"frozen_modules={tuple(names)!r} leaves no parameter to train; name fewer modules, or none")
     for name, parameter in parameters.items():
         parameter.requires_grad_(name in below)
     return below

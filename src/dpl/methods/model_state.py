@@ -1,0 +1,125 @@
+"""Everything that adaptation changes, as one object: network, method, optimizers and random generator.
+
+`state_dict`, reset, the guard and the server all copy and restore a model through it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from dpl.core.errors import SnapshotError
+from dpl.methods.base import Method
+from dpl.network import Network
+
+__all__ = ["ModelState", "State", "part_of", "stays_on_host"]
+
+State = dict[str, Tensor]
+_Place = tuple[str, Mapping[str, Tensor | None], str]  # name in the state, dictionary of the layer, key there
+
+
+class ModelState:
+    """The state of one adapting model, and the state to which `reset` returns."""
+
+    origin: State
+
+    def __init__(self, network: Network, method: Method[Any]) -> None:
+        self.network, self.method = network, method
+        self._places = _places(network.module)
+        self.origin = self.copy()
+
+    def copy(self) -> State:
+        """Return a copy of everything, as flat tensors."""
+        state = {f"model.{key}": value.detach().clone() for key, value in self.network.module.state_dict().items()}
+        for name, optimizer in self.method.optimizers.items():
+            state |= {f"{name}.{key}": value for key, value in optimizer.state().items()}
+        return state | self.rest()
+
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """Raise if `state` does not fit this model; change nothing."""
+        names = ["model", "method", *self.method.optimizers]
+        parts = {name: part_of(state, name) for name in names}
+        known = {"generator"}.union(*({f"{name}.{key}" for key in part} for name, part in parts.items()))
+        unknown = set(state) - known
+        if unknown or "generator" not in state:
+            raise SnapshotError(f"not a state of this adaptive model: {sorted(unknown)[:4] or 'no generator'}")
+        own = {key: value.shape for key, value in self.network.module.state_dict().items()}
+        if own != {key: value.shape for key, value in parts["model"].items()}:
+            raise SnapshotError("the state's model has other parameters or shapes than this one")
+        self.method.check(parts["method"])
+        for name, optimizer in self.method.optimizers.items():
+            optimizer.check(parts[name])
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Set everything to a copy of `state` (checked before)."""
+        self.network.module.load_state_dict(part_of(state, "model"))
+        device = self.network.device
+        self.method.restore({key: value.to(device) for key, value in part_of(state, "method").items()})
+        for name, optimizer in self.method.optimizers.items():
+            optimizer.restore(part_of(state, name))
+        self.method.random.generator.set_state(state["generator"].cpu())
+
+    def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
+        """Follow the network, which has moved, to another device, type or memory layout."""
+        states = {name: optimizer.state() for name, optimizer in self.method.optimizers.items()}
+        self.method.move(transfer)
+        for name, optimizer in self.method.optimizers.items():
+            optimizer.restore({k: v if stays_on_host(k) else transfer(v) for k, v in states[name].items()})
+        self.origin = {key: value if stays_on_host(key) else transfer(value) for key, value in self.origin.items()}
+        self.network.update_references()
+        self.method.random.follow(self.network.device)
+
+    def tensors(self) -> list[Tensor]:
+        """Return what a step can change in network and optimizers, not copied; frozen weights are left out."""
+        values = [value for _, value in self._changing()]
+        for optimizer in self.method.optimizers.values():
+            values += optimizer.tensors()
+        return values
+
+    def names(self) -> list[str]:
+        """Return the names of `tensors`, in their order."""
+        names = [f"model.{name}" for name, _ in self._changing()]
+        for owner, optimizer in self.method.optimizers.items():
+            names += [f"{owner}.{name}" for name in optimizer.names()]
+        return names
+
+    def rest(self) -> State:
+        """Return a copy of what else a step can change: the method's memory and its random generator."""
+        state = {f"method.{key}": value for key, value in self.method.state().items()}
+        return state | {"generator": self.method.random.generator.get_state()}
+
+    def put_back(self, changed: Mapping[str, Tensor] | None) -> None:
+        """Return to a copy of `tensors` and `rest` by name, or with None to the origin."""
+        if changed is None:
+            self.restore(self.origin)
+        else:
+            self.restore({k: v for k, v in self.origin.items() if k.startswith("model.")} | dict(changed))
+
+    def trained(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each parameter of the network that trains, with its source value."""
+        found = ((name, held[key]) for name, held, key in self._places[0])
+        return [(value, self.origin[f"model.{n}"]) for n, value in found if value is not None and value.requires_grad]
+
+    def _changing(self) -> list[tuple[str, Tensor]]:
+        parameters, buffers = self._places
+        trained = [(n, v) for n, held, key in parameters if (v := held[key]) is not None and v.requires_grad]
+        return trained + [(name, v) for name, held, key in buffers if (v := held[key]) is not None]
+
+
+def part_of(state: Mapping[str, Tensor], name: str) -> State:
+    """Return the entries of a state below `name`, without that prefix."""
+    return {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}.")}
+
+
+def stays_on_host(key: str) -> bool:
+    """Return whether an entry of a state stays on the CPU in its own type."""
+    return key == "generator" or key.endswith("/step")
+
+
+def _places(module: nn.Module) -> tuple[list[_Place], list[_Place]]:
+    """Return where a network holds its parameters and saved buffers; to walk it at every step would cost a tenth."""
+    layers = [(f"{name}." if name else "", layer) for name, layer in module.named_modules(remove_duplicate=False)]
+    parameters = [(at + key, layer._parameters, key) for at, layer in layers for key in layer._parameters]
+    saved = [(at, layer, key) for at, layer in layers for key in layer._buffers]
+    buffers = [(at + k, lay._buffers, k) for at, lay, k in saved if k not in lay._non_persistent_buffers_set]
+    return parameters, buffers
