@@ -6,6 +6,7 @@ act. A kill at any moment leaves the old content, the new content, or a draft th
 
 import hashlib
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -71,8 +72,8 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 def remove_folder(folder: Path) -> None:
     """Delete a folder; a crash on the way leaves a draft, never half of the folder."""
-    doomed = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-    folder.rename(doomed / folder.name)
+    doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    folder.rename(doomed)  # needs no room, so that a folder can be deleted from a full disk
     shutil.rmtree(doomed, ignore_errors=True)
 
 
