@@ -35,7 +35,7 @@ from kills import Kills
 from live import Process, adaptive, assert_same_state, batch, raw, wait_for
 from workload import Outcome, Workload, check_answers, check_history
 
-from dpl.serve.delta import SourceState
+from dpl.serve.session import SourceState
 from dpl.serve.store import StreamStore
 
 OPTIONS = "--workers 2 --live-models 2 --max-streams-in-memory 6 --snapshot-every 10 --queue-per-stream 6"
@@ -95,7 +95,7 @@ def compare_with_disk(folder: Path, final: Mapping[str, Mapping[str, Tensor]], g
     for stream, state in final.items():
         saved, problems = store.newest(stream)
         assert not problems, problems
-        assert_same_state(source.restored(saved.delta) if saved else adaptive(guard=guard).state_dict(), state)
+        assert_same_state(source.restored(saved.difference) if saved else adaptive(guard=guard).state_dict(), state)
     store.close()
 
 

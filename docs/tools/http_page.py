@@ -116,7 +116,11 @@ def _type(field: dict[str, Any]) -> str:
 
 def _limits() -> list[list[str]]:
     known = [field for field in dataclasses.fields(ServeSettings) if "help" in field.metadata]
-    return [[f"`--{field.name.replace('_', '-')}`", f"{field.default:,}", field.metadata["help"]] for field in known]
+    return [[f"`--{field.name.replace('_', '-')}`", _default(field.default), field.metadata["help"]] for field in known]
+
+
+def _default(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, (int, float)) else str(value)
 
 
 def _metrics(text: str) -> list[list[str]]:

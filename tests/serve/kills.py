@@ -14,7 +14,7 @@ import httpx
 from live import Process, adaptive, batch, raw, wait_for
 from torch import Tensor
 
-from dpl.serve.delta import SourceState
+from dpl.serve.session import SourceState
 from dpl.serve.store import StreamStore
 
 IMAGES = 2
@@ -134,7 +134,7 @@ class Kills:
         for ledger in self.ledgers:
             saved, problems = store.newest(ledger.stream)
             seq, adapted = (saved.name.seq, saved.adapted) if saved else (0, 0)
-            state = self.source.restored(saved.delta) if saved else adaptive(guard=True).state_dict()
+            state = self.source.restored(saved.difference) if saved else adaptive(guard=True).state_dict()
             self.checked += 1
             if problems or not ledger.durable <= seq <= ledger.seq + 1:
                 self.lost.append(f"{ledger.stream}: acknowledged {ledger.durable}, found {seq} {problems}")

@@ -25,8 +25,8 @@ from dpl.backbones import create
 from dpl.data import square
 from dpl.model.adaptive import AdaptiveModel
 from dpl.serve.app import make_app
-from dpl.serve.delta import SourceState, same_bits
 from dpl.serve.server import Server, open_server
+from dpl.serve.session import SourceState, same_bits
 from dpl.serve.settings import ServeSettings
 
 SHAPE = (3, 32, 32)
@@ -102,7 +102,7 @@ class Live:
 def state_on_disk(server: Server, stream: str) -> dict[str, Tensor]:
     saved, problems = server.engine.context.store.newest(stream)
     assert saved is not None, problems
-    return server.engine.context.source.restored(saved.delta)
+    return server.engine.context.source.restored(saved.difference)
 
 
 def open_live(

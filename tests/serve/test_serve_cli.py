@@ -44,6 +44,6 @@ def test_wrong_options_of_ray_are_told_before_it_starts(capsys: pytest.CaptureFi
     pytest.importorskip("ray")
     from dpl.cli import main
 
-    for options, hint in ((["--replicas", "0"], "--replicas 0"), (["--method", "dlp"], "Did you mean")):
+    for options, hint in ((["--replicas", "0"], "replicas=0"), (["--method", "dlp"], "Did you mean")):
         assert main(["serve", "--model", "debug_cnn", "--engine", "ray", *options]) == 2
         assert hint in capsys.readouterr().err

@@ -10,7 +10,7 @@ from PIL import Image
 
 from dpl.core.errors import InputError
 from dpl.serve.client import Client, ServeError
-from dpl.serve.security import Tokens
+from dpl.serve.middleware import Tokens
 
 SECRET = "a-long-enough-secret"
 

@@ -61,9 +61,9 @@ def test_the_guards_memory_belongs_to_the_stream(tmp_path: Path) -> None:
 
 def freeze(server: Live, stream: str) -> None:
     """Spoil the classifier of a live stream, as a method gone wrong would."""
-    slot = next(s for s in server.server.engine._residence._slots if s.stream and s.stream.id == stream)
+    live = next(s for s in server.server.engine.pool.models if s.stream and s.stream.id == stream)
     with torch.no_grad():
-        slot.model.model.fc.bias += torch.linspace(0, 50, 10)
+        live.model.model.fc.bias += torch.linspace(0, 50, 10)
     server.server.engine.find(stream).note_change()
 
 

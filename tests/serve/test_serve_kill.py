@@ -36,7 +36,7 @@ class Camera(threading.Thread):
 
 def state_of(folder: Path, stream: str) -> tuple[int, dict]:
     """Read a stream's newest state with the program's own reader, while no server runs."""
-    from dpl.serve.delta import SourceState
+    from dpl.serve.session import SourceState
 
     identity = json.loads((folder / "state" / "model.json").read_text())
     store = StreamStore(folder / "state", identity, keep=5)
@@ -46,7 +46,7 @@ def state_of(folder: Path, stream: str) -> tuple[int, dict]:
         store.close()
     assert saved is not None
     assert not problems
-    return saved.name.seq, SourceState(adaptive(guard=True).state_dict()).restored(saved.delta)
+    return saved.name.seq, SourceState(adaptive(guard=True).state_dict()).restored(saved.difference)
 
 
 def after(steps: int) -> dict:
@@ -120,7 +120,7 @@ def test_wrong_options_end_with_one_line(tmp_path: Path, capsys) -> None:
         (["--model", "debug_cnn", "--token-file", str(tmp_path / "none"), *state], "No such file"),
         (["--model", "debug_cnn", "--tls-cert", "x", *state], "--tls-key"),
         (["--model", "debug_cnn", "--host", "256.1.1.1", "--port", "0"], "token"),
-        (["--model", "debug_cnn", "--threads", "0", *state], "--threads 0"),
+        (["--model", "debug_cnn", "--threads", "0", *state], "--threads must be"),
         (["--model", "no_such_network", *state], "no_such_network"),
         (["--model", "debug_cnn", "--method", "dlp", *state], "Did you mean"),
         (["--model", "debug_cnn", "--set", "lrr=1", *state], "lrr"),

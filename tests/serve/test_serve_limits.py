@@ -158,8 +158,8 @@ class Blocked:
 
     def __init__(self, server: Live) -> None:
         self.go, self.inside = threading.Event(), threading.Event()
-        slot = server.server.engine._residence._slots[0]
-        self.model, self.predict = slot.model, slot.model.predict
+        live_model = server.server.engine.pool.models[0]
+        self.model, self.predict = live_model.model, live_model.model.predict
 
     def __enter__(self) -> "Blocked":
         def held(images: torch.Tensor) -> torch.Tensor:

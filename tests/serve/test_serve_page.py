@@ -7,7 +7,7 @@ import pytest
 from browser import Browser, open_browser
 from live import batch, live, raw
 
-from dpl.serve.security import Tokens
+from dpl.serve.middleware import Tokens
 
 SECRET = "a-long-enough-secret"
 INSIDE = "(b) => b.getBoundingClientRect().right <= document.querySelector('.scroll').getBoundingClientRect().right"

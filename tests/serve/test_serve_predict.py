@@ -12,7 +12,7 @@ from live import NAMES, Live, adaptive, batch, live, raw
 from PIL import Image
 
 from dpl.data import square
-from dpl.serve.answers import SafeJSON
+from dpl.serve.schemas import SafeJSON
 
 
 @pytest.fixture(scope="module")

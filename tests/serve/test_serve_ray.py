@@ -12,7 +12,7 @@ import httpx
 import pytest
 from live import Process, adaptive, assert_same_state, batch, live, raw
 
-from dpl.serve.shard import owner
+from dpl.serve.ray import owner, replica_folder
 from turns import my_turn
 
 pytestmark = [
@@ -74,7 +74,7 @@ def test_same_answers_as_the_plain_server_and_streams_stick(http: httpx.Client, 
                 ]
                 assert two["seq"] == one["seq"]
                 runs[stream].add(two["run"])
-    replicas = [replica["run"] for replica in http.get("/v1/server").json()["replicas"]]
+    replicas = [http.get(f"/v1/server?replica={index}").json()["run"] for index in range(2)]
     assert len(set(replicas)) == 2
     for stream in STREAMS:
         assert runs[stream] == {replicas[owner(stream, 2)]}
@@ -89,7 +89,7 @@ def test_a_killed_replica_comes_back_with_its_streams(http: httpx.Client) -> Non
     kept = next(stream for stream in STREAMS if owner(stream, 2) == 1)
     before, other = predict(http, lost, 4), predict(http, kept, 4)
     assert before["durable_through"] >= EVERY
-    victim = http.get("/v1/server").json()["replicas"][0]["process"]
+    victim = http.get("/v1/server?replica=0").json()["process"]
     os.kill(victim, signal.SIGKILL)
     start = time.monotonic()
     assert predict(http, kept, 5)["run"] == other["run"]
@@ -111,15 +111,14 @@ def test_a_killed_replica_comes_back_with_its_streams(http: httpx.Client) -> Non
     assert [row["probabilities"] for row in after["predictions"]] == wanted.tolist()
 
 
-def test_an_orderly_stop_saves_all_and_the_plain_server_takes_over(
-    server: Process, http: httpx.Client, folder: Path
-) -> None:
+def test_an_orderly_stop_saves_every_stream(server: Process, http: httpx.Client, folder: Path) -> None:
     counts = {stream: http.get(f"/v1/streams/{stream}").json()["adapted_batches"] for stream in STREAMS}
     server.stop()
-    with live(folder / "state", guard=True) as single:
-        for stream, count in counts.items():
-            assert single.status(stream)["adapted_batches"] == count
-            model = adaptive(guard=True)
-            for i in range(count):
-                model(batch(i))
-            assert_same_state(single.state(stream), model.state_dict())
+    for index in range(2):
+        with live(replica_folder(folder / "state", index, 2), guard=True) as single:
+            for stream in (stream for stream in STREAMS if owner(stream, 2) == index):
+                assert single.status(stream)["adapted_batches"] == counts[stream]
+                model = adaptive(guard=True)
+                for i in range(counts[stream]):
+                    model(batch(i))
+                assert_same_state(single.state(stream), model.state_dict())

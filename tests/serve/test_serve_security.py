@@ -8,7 +8,7 @@ from live import batch, live, raw
 
 from dpl.cli import main
 from dpl.core.errors import InputError, SettingError
-from dpl.serve.security import Tokens, check_stream_id, is_loopback, require_token, same_site
+from dpl.serve.middleware import Tokens, check_stream_id, is_loopback, require_token, same_site
 
 SECRET, SITE_A = "a-long-enough-secret", "the-secret-of-site-a"
 

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, adapting: bool = True) -> None:
+def add_model_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup, adapting: bool = True) -> None:
     """Declare the options of the model and, if `adapting`, of the method."""
     parser.add_argument(
         "--model",

@@ -1,4 +1,4 @@
-"""`dpl serve`: a model that adapts to each stream of images, over HTTP."""
+"""`dpl serve`: serve a model over HTTP that adapts to each stream of images."""
 
 import argparse
 import dataclasses
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from dpl.cli.console import print_json, warn
 from dpl.cli.models import (
@@ -22,99 +22,114 @@ from dpl.cli.models import (
 )
 from dpl.core.errors import SettingError
 from dpl.core.extras import optional
+from dpl.core.settings import whole_number
 
 if TYPE_CHECKING:
     from torch import nn
 
     from dpl.data.transforms import Evaluation
     from dpl.model.adaptive import AdaptiveModel
-    from dpl.serve.security import Tokens
+    from dpl.serve.middleware import Tokens
     from dpl.serve.server import Server
     from dpl.serve.settings import ServeSettings
-    from dpl.serve.shard import Shard
 
 __all__ = ["add_arguments", "run"]
 
-_CHOICES = {
-    "answer": "first: predict, answer, then adapt; after: answer when adapted; auto: first where the method allows",
-    "on_storage_failure": "while the state folder cannot be written: go on adapting, or stop until it can",
-}
+_GROUPS = {
+    "model": {"workers", "live_models", "answer"},
+    "storage": {"max_streams_in_memory", "snapshot_every", "keep_snapshots", "events_kept", "on_storage_failure"},
+}  # all other settings are limits
+_EXAMPLES = """examples:
+  dpl serve --model runs/pacs/sketch
+  dpl serve --model resnet18 --weights my.safetensors --classes names.txt --method dpl --port 8080
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    from dpl.serve.settings import ServeSettings
+    from dpl.serve.settings import RaySettings, ServeSettings
 
-    add_model_arguments(parser)
-    parser.add_argument("--state", type=Path, default=Path("dpl-state"), metavar="DIR",
-                        help="folder for what the streams have learned (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--host", default="127.0.0.1", help="address; others than this machine's own need a token")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes any free one (default: %(default)s)")
-    parser.add_argument("--token-file", type=Path, metavar="FILE",
-                        help="lines of TOKEN [STREAM_PREFIX]: who may ask, for which streams")  # fmt: skip
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate, to serve HTTPS")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key")
-    parser.add_argument(
-        "--journal", type=Path, metavar="FILE", help="append every event of every stream, as JSON lines"
+    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
+    model, storage, limits, security, ray = (
+        parser.add_argument_group(title) for title in ("model", "storage", "limits", "security", "Ray")
     )
-    parser.add_argument("--no-guard", action="store_true", help="adapt without the guard")
-    parser.add_argument("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
-    parser.add_argument("--threads", type=int, help="CPU threads of each model run (default: torch's choice)")
-    parser.add_argument("--engine", choices=("local", "ray"), default="local",
-                        help="local: one process; ray: streams spread over Ray Serve replicas")  # fmt: skip
-    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="ray: processes (default: %(default)s)")
-    parser.add_argument("--replica-cpus", type=float, default=1.0, metavar="N", help="ray: CPUs of each")
-    parser.add_argument("--replica-gpus", type=float, default=0.0, metavar="N", help="ray: GPUs of each")
-    parser.add_argument(
-        "--address", help="ray: a running cluster (default: one on this machine, ended with the server)"
-    )
+    add_model_arguments(model)
+    model.add_argument("--no-guard", action="store_true",
+                       help="turn off the guard, which stops adaptation that does harm")  # fmt: skip
+    model.add_argument("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
+    model.add_argument("--threads", type=int, metavar="N", help="CPU threads of each worker (default: torch's choice)")
+    storage.add_argument("--state", type=Path, default=Path("dpl-state"), metavar="DIR",
+                         help="folder for the adapted state of the streams (default: %(default)s)")  # fmt: skip
+    storage.add_argument("--journal", type=Path, metavar="FILE",
+                         help="append every event of every stream as JSON, one per line")  # fmt: skip
+    _add_security(security)
+    ray.add_argument("--engine", choices=("local", "ray"), default="local",
+                     help="local: one process; ray: several, by Ray Serve (default: %(default)s)")  # fmt: skip
+    groups = {name: group for group, title in ((model, "model"), (storage, "storage")) for name in _GROUPS[title]}
     for field in dataclasses.fields(ServeSettings):
-        _add_setting(parser, field)
+        if field.name != "state":
+            _add_setting(groups.get(field.name, limits), field)
+    for field in dataclasses.fields(RaySettings):
+        _add_setting(ray, field)
 
 
-def _add_setting(parser: argparse.ArgumentParser, field: "dataclasses.Field[Any]") -> None:
-    option = f"--{field.name.replace('_', '-')}"
-    if field.name in _CHOICES:
-        choices = {"answer": ("auto", "first", "after"), "on_storage_failure": ("adapt", "stop")}[field.name]
-        parser.add_argument(option, choices=choices, default=field.default, help=_CHOICES[field.name])
-    elif field.name != "state":
-        parser.add_argument(option, type=type(field.default), default=field.default, metavar="N",
-                            help=f"{field.metadata['help']} (default: %(default)s)")  # fmt: skip
+def _add_security(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1",
+                       help="address; anything but loopback requires --token-file (default: %(default)s)")  # fmt: skip
+    group.add_argument("--port", type=int, default=8000, help="0 chooses a free port (default: %(default)s)")
+    group.add_argument("--token-file", type=Path, metavar="FILE",
+                       help="lines of TOKEN [STREAM_PREFIX]; a prefix limits the token to streams with it")  # fmt: skip
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate, to serve HTTPS")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="private key of the certificate")
+
+
+def _add_setting(group: argparse._ArgumentGroup, field: "dataclasses.Field[Any]") -> None:
+    option, meaning = f"--{field.name.replace('_', '-')}", field.metadata["help"]
+    if isinstance(field.default, (int, float)):
+        group.add_argument(option, type=type(field.default), default=field.default, metavar="N",
+                           help=f"{meaning} (default: %(default)s)")  # fmt: skip
+    elif field.default is None:
+        group.add_argument(option, help=meaning)
+    else:
+        group.add_argument(option, choices=get_args(field.type), default=field.default,
+                           help=f"{meaning} (default: %(default)s)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> None:
-    """Load the model and serve until told to stop."""
+    """Load the model and serve until stopped."""
     for module in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
         optional(module, "serve")
     from dpl.serve.settings import ServeSettings
 
+    settings = ServeSettings(**_values(args, ServeSettings))
     if args.engine == "ray":
-        optional("ray.serve", "ray")
-    settings = ServeSettings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(ServeSettings)})
-    tokens = _tokens(args)
-    if args.engine == "ray":
-        _run_on_ray(args, settings, tokens)
+        _run_on_ray(args, settings)
         return
+    tokens = _tokens(args)
     with _bound(args.host, args.port) as place:
         server = _server(args, settings, tokens)
         _announce(args, place.getsockname()[1], server.about, server.problems)
         _serve(args, place, server)
 
 
-def _run_on_ray(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens | None") -> None:
-    """Serve from several processes, each with the streams that it owns."""
-    from dpl.serve.cluster.on_ray import RayOptions, RayServer
+def _values(args: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
+    return {field.name: getattr(args, field.name) for field in dataclasses.fields(kind)}
 
-    if args.replicas < 1:
-        raise SettingError(f"--replicas {args.replicas}: expected at least 1")
-    _maker(args, _source(args)[0])()  # a wrong option is told here, in one line
+
+def _run_on_ray(args: argparse.Namespace, settings: "ServeSettings") -> None:
+    """Serve from several processes, each with the streams that it owns."""
+    optional("ray.serve", "ray")
+    from dpl.serve.ray import RayServer
+    from dpl.serve.settings import RaySettings
+
+    options, tokens = RaySettings(**_values(args, RaySettings)), _tokens(args)
+    _maker(args, _source(args)[0])()  # a wrong option is reported here, in one line
     with _bound(args.host, args.port) as place:
         port = place.getsockname()[1]
     http = {"host": args.host, "port": port, "ssl_certfile": args.tls_cert and str(args.tls_cert),
             "ssl_keyfile": args.tls_key and str(args.tls_key)}  # fmt: skip
     settings = dataclasses.replace(settings, state=settings.state.resolve())
-    options = RayOptions(args.replicas, args.address, args.replica_cpus, args.replica_gpus, http)
-    server = RayServer(partial(_server, args, settings, tokens), settings, tokens, options)
+    server = RayServer(partial(_replica, args, settings, tokens), settings, tokens, options, http)
     try:
         _announce(args, port, server.about(), [])
         server.wait()
@@ -122,25 +137,30 @@ def _run_on_ray(args: argparse.Namespace, settings: "ServeSettings", tokens: "To
         server.close()
 
 
-def _keep_journal(path: Path) -> None:
-    """Write events to a file; a new one is begun when a log rotation has taken the old one away."""
-    logging.getLogger("dpl.serve.journal").addHandler(WatchedFileHandler(path))
+def _replica(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens | None", index: int) -> "Server":
+    """Open the server of one replica, in its own process."""
+    from dpl.serve.ray import replica_folder
+
+    if args.journal is not None:
+        args.journal = args.journal.with_name(f"{args.journal.name}.{index}")
+    state = replica_folder(settings.state, index, args.replicas)
+    return _server(args, dataclasses.replace(settings, state=state), tokens)
 
 
 def _tokens(args: argparse.Namespace) -> "Tokens | None":
-    from dpl.serve.security import Tokens, require_token
+    from dpl.serve.middleware import Tokens, require_token
 
     tokens = Tokens.from_file(args.token_file) if args.token_file else None
     if args.token_file and args.token_file.stat().st_mode & 0o077:
         warn(f"dpl serve: {args.token_file} can be read by others; chmod 600 it")
     require_token(args.host, tokens)
     if bool(args.tls_cert) != bool(args.tls_key):
-        raise SettingError("--tls-cert and --tls-key need each other; give both or none")
+        raise SettingError("--tls-cert and --tls-key: expected both or neither")
     return tokens
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Take the address before the model is loaded: a wrong one is told at once."""
+    """Bind the address before the model is loaded, so that a wrong one is reported at once."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         place = socket.socket(family, kind, proto)
@@ -151,29 +171,22 @@ def _bound(host: str, port: int) -> socket.socket:
     return place
 
 
-def _server(
-    args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens | None", shard: "Shard | None" = None
-) -> "Server":
-    """Load the model and open the state folder; for a shard, in the process that owns it."""
+def _server(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens | None") -> "Server":
+    """Load the model and open the state folder."""
     import torch
 
     from dpl.serve.server import open_server
-    from dpl.serve.shard import WHOLE
 
-    if args.journal is not None:
-        _keep_journal(args.journal if shard is None else args.journal.with_name(f"{args.journal.name}.{shard.index}"))
+    if args.journal is not None:  # this handler opens a new file after a log rotation
+        logging.getLogger("dpl.serve.journal").addHandler(WatchedFileHandler(args.journal))
     if args.threads is not None:
-        if args.threads < 1:
-            raise SettingError(f"--threads {args.threads}: expected at least 1")
-        torch.set_num_threads(args.threads)
+        torch.set_num_threads(whole_number("--threads", args.threads, 1))
     network, transform, size, names = _source(args)
-    return open_server(
-        _maker(args, network), transform, (3, size, size), settings, names=names, tokens=tokens, shard=shard or WHOLE
-    )
+    return open_server(_maker(args, network), transform, (3, size, size), settings, names=names, tokens=tokens)
 
 
 def _source(args: argparse.Namespace) -> "tuple[nn.Module, Evaluation, int, tuple[str, ...]]":
-    """Return the network, how an image becomes its input, the side of that, and the names of the classes."""
+    """Return the network, the transform of an image to its input, the size of that, and the class names."""
     record = training_record(args)
     classes = class_names(args.classes) or record.get("classes")
     network, own_size = source_network(args, record, classes)
@@ -186,7 +199,7 @@ def _maker(args: argparse.Namespace, network: "nn.Module") -> "Callable[[], Adap
 
     import dpl
 
-    # One layout, chosen beforehand: a server that is started again must continue to the bit.
+    # A fixed layout: a restarted server must continue with bitwise identical results.
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     settings, guard = parse_settings(args.set), False if args.no_guard else parse_settings(args.guard_set)
     return lambda: dpl.adapt(network, args.method, guard=guard, layout="as_is", **settings)

@@ -1,6 +1,7 @@
-"""Serving: many streams of images over HTTP, each with a model that adapts to it and to it alone.
+"""Serving: many streams of images over HTTP, each with its own adapted model.
 
-The parts that need the web framework are imported when `create_app` is called; it comes with the extra `serve`.
+This module and `client` import no web framework. Everything else here needs the extra `serve`, and `ray` also the extra
+`ray`. Nothing here implements adaptation; that is the model's.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ __all__ = ["create_app"]
 
 
 def create_app(*args: Any, **kwargs: Any) -> "FastAPI":
-    """Return the web application; arguments are those of `dpl.serve.server.open_server`."""
+    """Return the web application; the arguments are those of `dpl.serve.server.open_server`."""
     for module in ("fastapi", "prometheus_client", "python_multipart"):
         optional(module, "serve")
     from dpl.serve.app import make_app

@@ -1,4 +1,4 @@
-"""A client of `dpl serve` that needs nothing but the standard library (and numpy for arrays).
+"""A client of `dpl serve`; it imports only the standard library.
 
 from dpl.serve.client import Client
 camera = Client("http://127.0.0.1:8000", token="...").stream("camera-7")
@@ -14,11 +14,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from dpl.core.errors import DplError, InputError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["Client", "ServeError", "StreamClient"]
 
@@ -27,7 +28,7 @@ _LONGEST_WAIT = 30.0
 
 
 class ServeError(DplError):
-    """An answer that is an error; `status` is the HTTP status, 0 where no answer came."""
+    """An error response; `status` is the HTTP status, or 0 if there was no response."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}" if status else message)
@@ -35,7 +36,7 @@ class ServeError(DplError):
 
 
 class Client:
-    """A connection to a server; a request that is refused for load (429, 503) is repeated `retries` times."""
+    """A connection to a server; it retries a request that is refused because of load (429, 503)."""
 
     def __init__(
         self, url: str = "http://127.0.0.1:8000", token: str | None = None, timeout: float = 60.0, retries: int = 3
@@ -46,32 +47,32 @@ class Client:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def stream(self, name: str) -> "StreamClient":
-        """Return the stream called `name`; it begins with its first prediction."""
+        """Return the stream called `name`; the server creates it at its first prediction."""
         return StreamClient(self, name)
 
     def streams(self) -> list[dict[str, Any]]:
-        """Return the status of the streams, the most recently used first."""
+        """Return the status of the streams, most recently used first."""
         return list(self.request("GET", "/v1/streams")["streams"])
 
     def server(self) -> dict[str, Any]:
-        """Return which model is served, how it adapts, and the limits."""
+        """Return the model, how it adapts, and the limits."""
         return self.request("GET", "/v1/server")
 
     def health(self) -> dict[str, Any]:
-        """Return whether all is well, and what is not."""
+        """Return whether the server has problems, and which."""
         return self.request("GET", "/healthz")
 
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Send one request and return its JSON answer; repeat it while the server is too busy."""
+        """Send one request and return its JSON response; retry it while the server is overloaded."""
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
             self._url + path, data=body, method=method, headers={**self._headers, **(headers or {})}
         )
         for attempt in range(self._retries + 1):
             try:
-                with urllib.request.urlopen(request, timeout=self._timeout) as answer:  # noqa: S310
-                    return json.load(answer)  # type: ignore[no-any-return]
+                with urllib.request.urlopen(request, timeout=self._timeout) as response:  # noqa: S310
+                    return json.load(response)  # type: ignore[no-any-return]
             except urllib.error.HTTPError as error:
                 if error.code not in (429, 503) or attempt == self._retries:
                     raise ServeError(error.code, _message(error)) from None
@@ -98,22 +99,20 @@ class StreamClient:
     ) -> dict[str, Any]:
         """Predict image files (paths or their bytes) or an array [N, 3, H, W] of values in 0..1, and adapt to them."""
         query = urllib.parse.urlencode({"adapt": adapt, "top": top, "probabilities": str(probabilities).lower()})
-        if isinstance(images, np.ndarray):
-            body, headers = _raw(images)
-        else:
-            body, headers = _form(images)
+        encode: Any = _raw if hasattr(images, "astype") else _form
+        body, headers = encode(images)
         return self._client.request("POST", f"{self._path}/predict?{query}", body, headers)
 
     def status(self) -> dict[str, Any]:
-        """Return how the stream goes."""
+        """Return the status of the stream."""
         return self._client.request("GET", self._path)
 
     def events(self, after: int = 0) -> list[dict[str, Any]]:
-        """Return what happened since the act number `after`."""
+        """Return the events after the job number `after`."""
         return list(self._client.request("GET", f"{self._path}/events?after={after}")["events"])
 
     def snapshot(self) -> dict[str, Any]:
-        """Put the stream's state on the server's disk."""
+        """Write a snapshot of the stream to the server's disk."""
         return self._client.request("POST", f"{self._path}/snapshot")
 
     def rollback(self, to: int | None = None) -> dict[str, Any]:
@@ -126,14 +125,13 @@ class StreamClient:
         return self._client.request("POST", f"{self._path}/reset")
 
     def delete(self) -> dict[str, Any]:
-        """Forget the stream."""
+        """Delete the stream."""
         return self._client.request("DELETE", self._path)
 
 
 def _raw(array: "np.ndarray[Any, Any]") -> tuple[bytes, dict[str, str]]:
     shape = ",".join(map(str, array.shape))
-    body = np.ascontiguousarray(array, dtype="<f4").tobytes()
-    return body, {"Content-Type": "application/octet-stream", "X-Shape": shape}
+    return array.astype("<f4").tobytes(), {"Content-Type": "application/octet-stream", "X-Shape": shape}
 
 
 def _form(images: Images) -> tuple[bytes, dict[str, str]]:

@@ -1,43 +1,158 @@
-"""Runs the jobs of many streams on a few live models: one writer for each stream, bounded queues, fair turns."""
+"""Runs the jobs of many streams on a few live models: one writer per stream, bounded queues, fair turns."""
 
 import logging
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dpl.core.errors import DplError
 from dpl.model.adaptive import AdaptiveModel
 from dpl.serve.jobs import Job
-from dpl.serve.residence import Residence
-from dpl.serve.session import Context, Session
+from dpl.serve.schemas import NoStream, Overloaded
+from dpl.serve.session import LiveModel, ServerContext, Session
 from dpl.serve.stream import Stream
 
-__all__ = ["Engine", "Overloaded"]
+__all__ = ["Engine", "ModelPool"]
 
-_BURST = 4  # jobs of one stream done in a row before the next stream has its turn
+_BURST = 4  # jobs of one stream in a row, before the next stream has its turn
 _log = logging.getLogger("dpl.serve")
 
 
-class Overloaded(DplError):  # noqa: N818 - the state of the server, not of the program
-    """A request that cannot be taken now."""
+class ModelPool:
+    """Keeps a few streams on live models, more in memory as differences, and the rest on disk.
 
-    def __init__(self, status: int, reason: str, retry_after: int) -> None:
-        super().__init__(reason)
-        self.status, self.retry_after = status, retry_after
+    A stream is moved only while it counts as running, so that one thread at a time touches it. `changed` is the
+    engine's lock; `free` lets other threads run a stream again.
+    """
+
+    def __init__(
+        self,
+        models: list[AdaptiveModel],
+        context: ServerContext,
+        changed: threading.Condition,
+        free: Callable[[Stream], None],
+    ) -> None:
+        self.models = [LiveModel(model) for model in models]
+        self._context, self._changed, self._free = context, changed, free
+        self._memory: OrderedDict[str, Stream] = OrderedDict()  # least recently used first
+
+    @property
+    def held(self) -> int:
+        """The number of streams in memory."""
+        return len(self._memory)
+
+    @property
+    def size(self) -> int:
+        """The bytes of their states."""
+        return sum(stream.difference.size for stream in self._memory.values() if stream.difference is not None)
+
+    def acquire(self, stream: Stream) -> Session:
+        """Put the stream on a live model: the one it is still on, or the one used least recently."""
+        with self._changed:
+            idle = [live for live in self.models if not live.busy]
+            live = next((m for m in idle if m.stream is stream), None) or min(idle, key=lambda m: m.used)
+            live.busy, live.used = True, time.monotonic()
+            evicted = live.stream if live.stream is not stream else None
+            if evicted is not None:
+                evicted.running = True
+        session = Session(stream, live, self._context)
+        try:
+            self._release_previous(evicted, live)
+            session.load()
+        except Exception:
+            self.release(session)
+            raise
+        with self._changed:
+            self._memory[stream.id] = stream
+            self._memory.move_to_end(stream.id)
+        return session
+
+    def release(self, session: Session) -> None:
+        """Let other streams use the live model; the stream stays on it until another one needs it."""
+        with self._changed:
+            session.live.busy = False
+
+    def spill(self) -> None:
+        """Write the least recently used streams to disk until few enough are in memory."""
+        while (stream := self._reserve_surplus()) is not None:
+            try:
+                self._release(stream)
+                if not self._is_saved(stream):
+                    return
+                with self._changed:
+                    self._memory.pop(stream.id, None)
+                stream.unload()
+                self._context.metrics.spills.inc()
+            finally:
+                self._free(stream)
+
+    def forget(self, stream: Stream) -> None:
+        """Drop a deleted stream."""
+        self._memory.pop(stream.id, None)
+        for live in self.models:
+            if live.stream is stream:
+                live.stream = None
+
+    def save_all(self) -> None:
+        """Write every stream to disk; call it only after all threads have ended."""
+        for stream in self._memory.values():
+            self._release(stream)
+            self._is_saved(stream)
+
+    def _release_previous(self, evicted: Stream | None, live: LiveModel) -> None:
+        """Take the previous stream off a live model; it stays in memory."""
+        if evicted is not None:
+            try:
+                Session(evicted, live, self._context).unload()
+            finally:
+                self._free(evicted)
+
+    def _reserve_surplus(self) -> Stream | None:
+        """Mark the least recently used idle stream as running, if too many are in memory."""
+        with self._changed:
+            if len(self._memory) <= self._context.settings.max_streams_in_memory:
+                return None
+            stream = next((s for s in self._memory.values() if not s.running and not s.admitted), None)
+            if stream is not None:
+                stream.running = True
+            return stream
+
+    def _release(self, stream: Stream) -> None:
+        """Take a stream off its live model, if it is on one."""
+        with self._changed:
+            live = next((live for live in self.models if live.stream is stream), None)
+            if live is None:
+                return
+            live.busy = True
+        session = Session(stream, live, self._context)
+        try:
+            session.unload()
+        finally:
+            self.release(session)
+
+    def _is_saved(self, stream: Stream) -> bool:
+        """Write a stream that is on no live model, if it has changed; return whether it is on disk."""
+        if stream.changed <= stream.saved or stream.difference is None:
+            return True
+        try:
+            self._context.writer.save_now(stream, stream.as_snapshot("auto", stream.difference))
+        except OSError:
+            return False
+        return True
 
 
 class Engine:
-    """All streams of a server and the threads that serve them."""
+    """All streams of a server and the threads that run their jobs."""
 
-    def __init__(self, models: list[AdaptiveModel], context: Context) -> None:
+    def __init__(self, models: list[AdaptiveModel], context: ServerContext) -> None:
         self.context = context
         self._streams = {name: self._known(name) for name in context.store.stream_ids()}
         self._ready: deque[Stream] = deque()
         self._changed = threading.Condition()
-        self._residence = Residence(models, context, self._changed, self._free)
+        self.pool = ModelPool(models, context, self._changed, self._free)
         self._admitted = 0
         self._job_seconds = 0.05
         self.accepting = True
@@ -49,18 +164,18 @@ class Engine:
         for thread in self._threads:
             thread.start()
 
-    # What the web side calls.
+    # Called by the web application.
 
     @contextmanager
     def admit(self, stream_id: str, *, create: bool = False) -> Iterator[Stream]:
-        """Take a place in the queues for the length of the block, or raise Overloaded; KeyError: no such stream."""
+        """Take a place in the queues while the block runs; raises Overloaded or NoStream."""
         with self._changed:
             stream = self._streams.get(stream_id)
             if stream is None and not create:
-                raise KeyError(stream_id)
+                raise NoStream(stream_id)
             self._check_room(stream)
             if stream is None:
-                stream = self._streams[stream_id] = Stream(stream_id, self.context.settings.history)
+                stream = self._streams[stream_id] = Stream(stream_id, self.context.settings.events_kept)
             stream.admitted += 1
             self._admitted += 1
         try:
@@ -78,9 +193,9 @@ class Engine:
             self._make_ready(stream)
 
     def cancel(self, stream: Stream, job: Job) -> bool:
-        """Drop a job that has not begun; return whether that was so."""
+        """Drop a job that has not started; return whether that was possible."""
         with self._changed:
-            if not job.answer.cancel():
+            if not job.future.cancel():
                 return False
             if job in stream.jobs:
                 stream.jobs.remove(job)
@@ -93,14 +208,14 @@ class Engine:
             return list(self._streams.values())
 
     def find(self, stream_id: str) -> Stream:
-        """Return a stream, or raise KeyError."""
+        """Return a stream, or raise NoStream."""
         with self._changed:
+            if stream_id not in self._streams:
+                raise NoStream(stream_id)
             return self._streams[stream_id]
 
-    def acquaint(self, stream: Stream) -> None:
-        """Learn what a stream of an earlier run has seen, before it is used for the first time."""
-        if not stream.unread or stream.images:
-            return
+    def read_counts(self, stream: Stream) -> None:
+        """Read the counts of a stream from an earlier run, before it is used for the first time."""
         adapted, images = self.context.store.counts(stream.id)
         with self._changed:
             if stream.unread and not stream.running:
@@ -110,37 +225,37 @@ class Engine:
         """Return the present figures of the server: name, meaning, value."""
         with self._changed:
             known, admitted = len(self._streams), self._admitted
-            held, size = self._residence.held, self._residence.size
+            held, size = self.pool.held, self.pool.size
         return {
             "dpl_streams": ("Streams known", known),
             "dpl_streams_in_memory": ("Streams whose state is in memory", held),
-            "dpl_delta_bytes": ("Memory taken by what the streams have learned", size),
-            "dpl_queue": ("Requests admitted and not yet answered", admitted),
+            "dpl_delta_bytes": ("Memory used by the states of streams", size),
+            "dpl_queue": ("Requests accepted and not yet answered", admitted),
             "dpl_storage_ok": ("1 while the state folder can be written", float(self.context.writer.problem is None)),
             "dpl_step_seconds": ("Time of one adaptation, smoothed", self.context.step_seconds),
         }
 
     @property
     def alive(self) -> bool:
-        """Whether every thread that should run does."""
+        """Whether all worker threads run."""
         return self._stopping or all(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """Finish what is queued, put everything on the disk, end."""
+        """Finish the queued jobs, write every stream to disk, end the threads."""
         with self._changed:
             self.accepting, self._stopping = False, True
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        self._residence.save_all()
+        self.pool.save_all()
         self.context.writer.stop()
         self.context.store.close()
 
-    # Inside.
+    # Internal.
 
     def _known(self, stream_id: str) -> Stream:
-        """Return a stream of an earlier run; its newest snapshot is read when it is first used."""
-        stream = Stream(stream_id, self.context.settings.history)
+        """Return a stream from an earlier run; its newest snapshot is read when it is first used."""
+        stream = Stream(stream_id, self.context.settings.events_kept)
         newest = self.context.store.names(stream_id)[0]
         stream.seq = stream.changed = stream.saved = newest.seq
         stream.version, stream.unread = newest.version, True
@@ -158,33 +273,38 @@ class Engine:
             raise Overloaded(429, reason, wait)
         if stream is None and len(self._streams) >= settings.max_streams:
             raise Overloaded(429, f"there are {len(self._streams)} streams (max_streams); delete some", 60)
-        full = self._residence.held >= settings.max_streams_in_memory
-        if full and self.context.writer.problem and (stream is None or stream.delta is None):
+        full = self.pool.held >= settings.max_streams_in_memory
+        if full and self.context.writer.problem and (stream is None or stream.difference is None):
             raise Overloaded(503, "memory is full and the state folder cannot be written", 30)
 
     def _forget_if_unused(self, stream: Stream) -> None:
-        """Leave no trace of a stream whose first request was refused or given up, or that was deleted."""
+        """Drop a stream that was deleted, or whose first request was refused or cancelled."""
         if stream.seq == 0 and not stream.admitted and not stream.running and not self.context.store.names(stream.id):
             self._streams.pop(stream.id, None)
-            self._residence.forget(stream)
+            self.pool.forget(stream)
 
     def _work(self) -> None:
         while (stream := self._next()) is not None:
-            session = None
             try:
-                session = self._residence.bring(stream)
-                for _ in range(_BURST):
-                    job = self._pop(stream)
-                    if job is None:
-                        break
-                    self._run(job, session)
-            except Exception as error:  # the thread must outlive whatever one stream does
+                self._run_jobs(stream)
+            except Exception as error:  # the thread must survive any error of one stream
                 _log.exception("stream %s", stream.id)
-                self._fail_all(stream, error)
+                while (job := self._pop(stream)) is not None:
+                    job.future.set_exception(error)
             finally:
-                self._residence.release(session)
                 self._free(stream)
-            self._residence.shrink()
+            self.pool.spill()
+
+    def _run_jobs(self, stream: Stream) -> None:
+        session = self.pool.acquire(stream)
+        try:
+            for _ in range(_BURST):
+                job = self._pop(stream)
+                if job is None:
+                    return
+                self._run(job, session)
+        finally:
+            self.pool.release(session)
 
     def _next(self) -> Stream | None:
         with self._changed:
@@ -193,7 +313,7 @@ class Engine:
                     return None
                 self._changed.wait()
             stream = self._ready.popleft()
-            if stream.running:  # it is just being moved; whoever does that makes it ready again
+            if stream.running:  # another thread is moving it, and makes it ready again afterwards
                 return self._next()
             stream.running = True
             return stream
@@ -202,7 +322,7 @@ class Engine:
         with self._changed:
             while stream.jobs:
                 job = stream.jobs.popleft()
-                if job.answer.set_running_or_notify_cancel():
+                if job.future.set_running_or_notify_cancel():
                     return job
             return None
 
@@ -215,12 +335,12 @@ class Engine:
                 _log.exception("stream %s, request %s", session.stream.id, job.request_id)
                 self.context.metrics.failures.inc()
             session.stream.event("failed", request_id=job.request_id, reason=f"{type(error).__name__}: {error}")
-            if not job.answer.done():
-                job.answer.set_exception(error)
+            if not job.future.done():
+                job.future.set_exception(error)
         self._job_seconds = 0.9 * self._job_seconds + 0.1 * (time.monotonic() - start)
 
     def _is_busy(self, stream: Stream) -> bool:
-        """Say whether one more adaptation would make the longest waiting request wait too long."""
+        """Return whether one more adaptation would exceed the latency budget of the longest waiting request."""
         with self._changed:
             oldest = min((s.jobs[0].enqueued for s in (stream, *self._ready) if s.jobs), default=None)
         if oldest is None:
@@ -239,7 +359,3 @@ class Engine:
         if not stream.running and stream not in self._ready:
             self._ready.append(stream)
             self._changed.notify()
-
-    def _fail_all(self, stream: Stream, error: Exception) -> None:
-        while (job := self._pop(stream)) is not None:
-            job.answer.set_exception(error)

@@ -1,4 +1,7 @@
-"""What can be done with a stream. Each job runs alone on its stream and gives its answer through a future."""
+"""The jobs of a stream: predict, snapshot, rollback, reset, delete.
+
+Each job runs alone on its stream and gives its response through a future.
+"""
 
 import time
 import uuid
@@ -11,34 +14,30 @@ import torch
 from torch import Tensor
 
 from dpl.core.errors import SnapshotError
-from dpl.serve.session import Seen, Session
-from dpl.serve.store import Saved
+from dpl.serve.session import BatchAnswer, Session
+from dpl.serve.store import SnapshotName, StreamSnapshot
 
-__all__ = ["AdaptChoice", "Delete", "Job", "NoSnapshot", "Predict", "Reset", "Rollback", "Snapshot"]
+__all__ = ["RUN", "AdaptChoice", "Delete", "Job", "Predict", "Reset", "Rollback", "Snapshot", "describe_snapshot"]
 
 AdaptChoice = Literal["auto", "wait", "off"]
-RUN = uuid.uuid4().hex[:12]  # tells the numbers of this process from those before a restart
-
-
-class NoSnapshot(SnapshotError):  # noqa: N818 - the state of a stream, not of the program
-    """There is no such snapshot to roll back to."""
+RUN = uuid.uuid4().hex[:12]  # another one after a restart, when numbers of jobs may be used again
 
 
 @dataclass(eq=False)
 class Job:
-    """One thing to do with one stream."""
+    """Something to do with one stream."""
 
     request_id: str
-    answer: "Future[dict[str, Any]]" = field(default_factory=Future, kw_only=True)
+    future: "Future[dict[str, Any]]" = field(default_factory=Future, kw_only=True)
     enqueued: float = field(default_factory=time.monotonic, kw_only=True)
 
     def run(self, session: Session, busy: bool) -> None:
-        """Do it; must set the answer's result. `busy`: requests wait, so leave out what can be left out."""
+        """Do the job and set the future's result; if `busy`, requests wait and optional work is skipped."""
         raise NotImplementedError
 
     def _finish(self, session: Session, **facts: Any) -> None:
         stream = session.stream
-        self.answer.set_result({
+        self.future.set_result({
             "request_id": self.request_id,
             "stream": stream.id,
             "seq": stream.seq,
@@ -51,7 +50,7 @@ class Job:
 
 @dataclass(eq=False)
 class Predict(Job):
-    """Predict a batch and adapt to it: after the answer where the method allows, before it where it must."""
+    """Predict a batch and adapt to it: after the response if the method allows that, otherwise before it."""
 
     images: Tensor
     adapt: AdaptChoice = "auto"
@@ -59,36 +58,36 @@ class Predict(Job):
     probabilities: bool = False
 
     def run(self, session: Session, busy: bool) -> None:
-        """Predict, answer, adapt."""
+        """Predict, respond, adapt."""
         stream, first = session.stream, session.context.first and self.adapt != "wait"
         stream.advance()
         stream.images += len(self.images)
         skip = self._reason_to_skip(session, busy)
         if skip is not None:
-            self._answer(session, session.predict(self.images), {"status": skip[0], "reason": skip[1]})
+            self._respond(session, session.predict(self.images), {"status": skip[0], "reason": skip[1]})
             self._note(session, skip[0], reason=skip[1])
         elif first:
-            seen, durable = session.predict(self.images), min(stream.durable_through, stream.seq - 1)
-            self._answer(session, seen, {"status": "scheduled", "reason": None}, durable_through=durable)
+            answer, durable = session.predict(self.images), min(stream.durable_through, stream.seq - 1)
+            self._respond(session, answer, {"status": "scheduled", "reason": None}, durable_through=durable)
             self._step(session)
         else:
-            seen = self._step(session)
-            self._answer(session, seen, {"status": "done", "reason": None, **seen.facts})
+            answer = self._step(session)
+            self._respond(session, answer, {"status": "done", "reason": None, **answer.facts})
 
     def _reason_to_skip(self, session: Session, busy: bool) -> tuple[str, str] | None:
         if self.adapt == "off":
-            return "off", "the request asked for none"
+            return "off", "the request has adapt=off"
         if busy and self.adapt != "wait":
             return "skipped", "requests are waiting longer than the latency budget"
         if session.context.writer.problem and session.context.settings.on_storage_failure == "stop":
             return "skipped", "the state folder cannot be written"
         return None
 
-    def _step(self, session: Session) -> Seen:
-        seen = session.step(self.images)
-        self._note(session, "adapted", updated=bool(seen.facts.get("updated", True)))
+    def _step(self, session: Session) -> BatchAnswer:
+        answer = session.step(self.images)
+        self._note(session, "adapted", updated=bool(answer.facts.get("updated", True)))
         session.save_if_due()
-        return seen
+        return answer
 
     def _note(self, session: Session, result: str, **facts: Any) -> None:
         stream = session.stream
@@ -97,44 +96,44 @@ class Predict(Job):
         label = result if result != "adapted" else "updated" if facts["updated"] else "no_update"
         session.context.metrics.adaptations.labels(label).inc()
 
-    def _answer(self, session: Session, seen: Seen, adaptation: dict[str, Any], **facts: Any) -> None:
-        probabilities, errors = seen.logits.softmax(dim=1), seen.errors()
+    def _respond(self, session: Session, answer: BatchAnswer, adaptation: dict[str, Any], **facts: Any) -> None:
+        probabilities, errors = answer.logits.softmax(dim=1), answer.errors()
         good = [row for row in range(len(probabilities)) if row not in errors]
         if good:
             confidence, classes = probabilities[good].max(dim=1)
-            session.stream.watch(confidence.mean().item(), classes.tolist())
+            session.stream.note_predictions(confidence.mean().item(), classes.tolist())
         session.context.metrics.images.inc(len(good))
-        rows = self._rows(probabilities, session.context.names)
+        predictions = self._predictions(probabilities, session.context.names)
         for row, reason in errors.items():
-            rows[row] = {"class": None, "name": None, "confidence": None, "error": reason}
-        self._finish(session, predictions=rows, adaptation=adaptation, guard=session.stream.guard, **facts)
+            predictions[row] = {"class": None, "name": None, "confidence": None, "error": reason}
+        self._finish(session, predictions=predictions, adaptation=adaptation, guard=session.stream.guard, **facts)
 
-    def _rows(self, probabilities: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+    def _predictions(self, probabilities: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
         top = torch.topk(probabilities, min(self.top, probabilities.shape[1]), dim=1)
-        rows = []
+        predictions = []
         for i, (values, labels) in enumerate(zip(top.values.tolist(), top.indices.tolist(), strict=True)):
             ranked = [
                 {"class": label, "name": names[label] if label < len(names) else None, "confidence": value}
                 for value, label in zip(values, labels, strict=True)
             ]
-            row: dict[str, Any] = {**ranked[0]}
+            prediction: dict[str, Any] = {**ranked[0]}
             if self.top > 1:
-                row["top"] = ranked
+                prediction["top"] = ranked
             if self.probabilities:
-                row["probabilities"] = probabilities[i].tolist()
-            rows.append(row)
-        return rows
+                prediction["probabilities"] = probabilities[i].tolist()
+            predictions.append(prediction)
+        return predictions
 
 
 @dataclass(eq=False)
 class Snapshot(Job):
-    """Put the stream's state on the disk, to stay until newer manual snapshots push it out."""
+    """Write a manual snapshot, which is kept until newer manual ones replace it."""
 
     def run(self, session: Session, busy: bool) -> None:
-        """Write and answer."""
+        """Write, then respond."""
         session.stream.advance()
-        saved = session.save("manual")
-        self._finish(session, snapshot=_described(saved))
+        snapshot = session.save("manual")
+        self._finish(session, snapshot=_with_size(snapshot))
 
 
 @dataclass(eq=False)
@@ -144,60 +143,66 @@ class Rollback(Job):
     to: int | None = None
 
     def run(self, session: Session, busy: bool) -> None:
-        """Find it, load it, make the return itself durable."""
-        saved = self._target(session)
+        """Restore the snapshot, then save the restored state."""
+        snapshot = self._target(session)
+        name = snapshot.name
         session.stream.advance()
-        session.restore(saved)
-        session.stream.event("rollback", request_id=self.request_id, to=saved.name.seq, version=saved.name.version)
-        self._finish(session, restored=_described(saved), durable=_made_durable(session))
+        session.restore(snapshot)
+        session.stream.event("rollback", request_id=self.request_id, to=name.seq, version=name.version)
+        self._finish(session, restored=_with_size(snapshot), durable=_is_saved(session))
 
-    def _target(self, session: Session) -> Saved:
+    def _target(self, session: Session) -> StreamSnapshot:
         store, stream = session.context.store, session.stream
         names = store.names(stream.id)
         if self.to is not None:
             chosen = next((name for name in names if name.seq == self.to), None)
             if chosen is None:
-                raise NoSnapshot(f"no snapshot {self.to}; there are {[name.seq for name in names] or 'none'}")
+                raise SnapshotError(f"no snapshot {self.to}; there are {[name.seq for name in names] or 'none'}")
             return store.read(stream.id, chosen)
-        saved, problems = store.newest(stream.id, before=stream.version)
-        if saved is None:
+        snapshot, problems = store.newest(stream.id, before=stream.version)
+        if snapshot is None:
             reason = f" ({problems[0]})" if problems else ""
-            raise NoSnapshot(f"no snapshot of an earlier state than version {stream.version}{reason}; try reset")
-        return saved
+            raise SnapshotError(f"no snapshot of an earlier state than version {stream.version}{reason}; try reset")
+        return snapshot
 
 
 @dataclass(eq=False)
 class Reset(Job):
-    """Return to the source model, bit for bit."""
+    """Return to the source model, exactly."""
 
     def run(self, session: Session, busy: bool) -> None:
-        """Reset, and make that durable."""
+        """Reset, then save the state."""
         session.stream.advance()
         session.reset()
         session.stream.event("reset", request_id=self.request_id)
-        self._finish(session, durable=_made_durable(session))
+        self._finish(session, durable=_is_saved(session))
 
 
 @dataclass(eq=False)
 class Delete(Job):
-    """Forget the stream, in memory and on disk."""
+    """Delete the stream, in memory and on disk."""
 
     def run(self, session: Session, busy: bool) -> None:
-        """Delete the folder first: if that fails, the stream stays as it is."""
-        stream = session.stream
-        session.context.writer.delete(stream)
+        """Delete the folder first: if that fails, the stream is unchanged."""
+        session.context.writer.delete(session.stream)
         session.reset()
-        stream.forget()
+        session.stream.forget()
         self._finish(session, deleted=True)
 
 
-def _made_durable(session: Session) -> bool:
+def describe_snapshot(name: SnapshotName) -> dict[str, Any]:
+    """Return a snapshot's name as it is shown in responses."""
+    return {"seq": name.seq, "version": name.version, "kind": name.kind}
+
+
+def _with_size(snapshot: StreamSnapshot) -> dict[str, Any]:
+    return {**describe_snapshot(snapshot.name), "bytes": snapshot.difference.size}
+
+
+def _is_saved(session: Session) -> bool:
+    """Try to save the state; return whether it is on disk."""
     try:
         session.save("auto")
     except OSError:
         return False
     return True
-
-
-def _described(saved: Saved) -> dict[str, Any]:
-    return {"seq": saved.name.seq, "version": saved.name.version, "kind": saved.name.kind, "bytes": saved.delta.size}

@@ -1,4 +1,4 @@
-"""The parts of a server put together: live models, streams, store, metrics."""
+"""Puts a server together: live models, streams, store, metrics."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,48 +10,46 @@ import torch
 from dpl.core.errors import SettingError
 from dpl.data.transforms import Evaluation
 from dpl.model.adaptive import AdaptiveModel
-from dpl.serve.delta import SourceState
 from dpl.serve.engine import Engine
-from dpl.serve.images import Intake
+from dpl.serve.images import RequestDecoder
 from dpl.serve.metrics import Gauges, Metrics
-from dpl.serve.security import Tokens
-from dpl.serve.session import Context, answers_first
+from dpl.serve.middleware import Tokens
+from dpl.serve.session import ServerContext, SourceState, like_model, predicts_first
 from dpl.serve.settings import ServeSettings
-from dpl.serve.shard import WHOLE, Shard
 from dpl.serve.store import StreamStore
 from dpl.serve.writer import Writer
 
 __all__ = ["Server", "open_server"]
 
 _PROBE_IMAGES = 8
-_DECODERS = 2
+_DECODER_THREADS = 2
 
 
 @dataclass(frozen=True)
 class Server:
-    """Everything that answers requests need."""
+    """Everything that the web application needs."""
 
     settings: ServeSettings
     engine: Engine
-    intake: Intake
+    decoder: RequestDecoder
     metrics: Metrics
     tokens: Tokens | None
-    decoders: ThreadPoolExecutor
+    decoding: ThreadPoolExecutor
     about: dict[str, Any]
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong at present; empty when nothing is."""
+        """The present problems; empty if there are none."""
         problem = self.engine.context.writer.problem
         if problem is None:
             return []
-        goes_on = "adaptation goes on" if self.settings.on_storage_failure == "adapt" else "adaptation is paused"
-        return [f"the state folder cannot be written ({problem}); {goes_on}, snapshots are retried"]
+        adaptation = "goes on" if self.settings.on_storage_failure == "adapt" else "is paused"
+        return [f"the state folder cannot be written ({problem}); adaptation {adaptation}, snapshots are retried"]
 
     def close(self) -> None:
-        """Finish what is queued and put every stream on the disk."""
+        """Finish the queued jobs and write every stream to disk."""
         self.engine.stop()
-        self.decoders.shutdown()
+        self.decoding.shutdown()
 
 
 def open_server(
@@ -62,20 +60,19 @@ def open_server(
     *,
     names: Sequence[str] = (),
     tokens: Tokens | None = None,
-    shard: Shard = WHOLE,
 ) -> Server:
-    """Make a server; `make` gives a fresh adaptive model at each call, `shape` is that of one image.
+    """Open a server.
 
-    With a `shard` it is one part of a divided server and takes the streams of that part alone.
+    `make` returns a new adaptive model at each call, `shape` is the shape of one image, `names` are the class names.
     """
     models = [make() for _ in range(settings.live_models)]
     first = all([_warm_up(model, shape) for model in models])
     source = models[0].state_dict()
     _check_names(names, models[0], shape)
     about = _identity(models[0])
-    store = StreamStore(settings.state, about, settings.keep_snapshots, shard)
+    store = StreamStore(settings.state, about, settings.keep_snapshots)
     metrics = Metrics()
-    context = Context(
+    context = ServerContext(
         settings=settings,
         source=SourceState(source),
         store=store,
@@ -86,27 +83,26 @@ def open_server(
     )
     engine = Engine(models, context)
     metrics.registry.register(Gauges(engine.streams, engine.facts))
-    intake = Intake(transform, shape, settings.max_batch, settings.max_pixels)
+    decoder = RequestDecoder(transform, shape, settings.max_batch, settings.max_pixels)
     about |= {"shape": list(shape), "classes": list(names), "answers_first": context.first}
-    decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="dpl-serve-decoder")
-    return Server(settings, engine, intake, metrics, tokens, decoders, about)
+    decoding = ThreadPoolExecutor(_DECODER_THREADS, thread_name_prefix="dpl-serve-decoder")
+    return Server(settings, engine, decoder, metrics, tokens, decoding, about)
 
 
 def _warm_up(model: AdaptiveModel, shape: tuple[int, ...]) -> bool:
-    """Let the model meet images once, so that its classifier is found; leaves it as it was."""
+    """Run the model once, so that its classifier is found; return whether it predicts before it adapts."""
     images = torch.rand(_PROBE_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
-    return answers_first(model, images)
+    return predicts_first(model, images)
 
 
 def _check_names(names: Sequence[str], model: AdaptiveModel, shape: tuple[int, ...]) -> None:
-    like = next(model.model.parameters())
-    outputs = model.predict(torch.zeros(1, *shape, device=like.device, dtype=like.dtype)).shape[1]
+    outputs = model.predict(like_model(torch.zeros(1, *shape), model)).shape[1]
     if names and len(names) != outputs:
-        raise SettingError(f"{len(names)} class names for a network with {outputs} outputs; expected as many")
+        raise SettingError(f"{len(names)} class names for a network with {outputs} outputs; expected {outputs} names")
 
 
 def _identity(model: AdaptiveModel) -> dict[str, Any]:
-    """Return what a stream's state belongs to: other weights, method or settings make it useless."""
+    """Return what the state of a stream depends on: source weights, method, settings, guard."""
     return {
         "source": model.fingerprint,
         "method": model.method.info.name,

@@ -1,8 +1,12 @@
-"""A stream on a live model: the only place where what a stream has learned changes."""
+"""A stream on a live model, and its state as a difference from the source state.
 
+Nothing else changes the adapted state of a stream.
+"""
+
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,18 +14,63 @@ from torch import Tensor
 
 from dpl.core.errors import InputError, SnapshotError
 from dpl.model.adaptive import AdaptiveModel
-from dpl.serve.delta import Delta, SourceState
 from dpl.serve.metrics import Metrics
 from dpl.serve.settings import ServeSettings
-from dpl.serve.store import Kind, Saved, StreamStore
+from dpl.serve.store import Kind, StateDifference, StreamSnapshot, StreamStore
 from dpl.serve.stream import Stream
 from dpl.serve.writer import Writer
 
-__all__ = ["Context", "Seen", "Session", "Slot", "answers_first"]
+__all__ = ["BatchAnswer", "LiveModel", "ServerContext", "Session", "SourceState", "like_model", "predicts_first"]
+
+
+class SourceState:
+    """The state that every stream starts from; all streams share it and nothing changes it."""
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        self._state = dict(state)
+        self._norm = math.sqrt(sum(_energy(value) for key, value in state.items() if _is_weight(key, value)))
+
+    def difference(self, state: Mapping[str, Tensor]) -> StateDifference:
+        """Return what `restored` needs to rebuild `state` exactly; its tensors are on the CPU."""
+        changed = {
+            key: value.detach().cpu()
+            for key, value in state.items()
+            if key not in self._state or not same_bits(value, self._state[key])
+        }
+        return StateDifference(changed, tuple(sorted(set(self._state) - set(state))))
+
+    def restored(self, difference: StateDifference) -> dict[str, Tensor]:
+        """Return the state from which `difference` was taken."""
+        removed = set(difference.removed)
+        return {key: value for key, value in (self._state | dict(difference.changed)).items() if key not in removed}
+
+    def drift(self, difference: StateDifference) -> float:
+        """Return the change of the network's weights, relative to their norm."""
+        moved = 0.0
+        for key, value in difference.changed.items():
+            if key in self._state and _is_weight(key, value):
+                moved += _energy(value.float() - self._state[key].cpu().float())
+        return math.sqrt(moved) / self._norm if self._norm else 0.0
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Compare bits, not values: 0.0 and -0.0 are equal numbers, but the streams that follow from them differ."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    first, second = (value.detach().contiguous().reshape(-1).view(torch.uint8) for value in (one, other))
+    return torch.equal(first, second.to(first.device))
+
+
+def _is_weight(key: str, value: Tensor) -> bool:
+    return key.startswith("model.") and value.is_floating_point()
+
+
+def _energy(value: Tensor) -> float:
+    return float(value.double().square().sum())
 
 
 @dataclass
-class Context:
+class ServerContext:
     """What all sessions of a server share."""
 
     settings: ServeSettings
@@ -30,69 +79,69 @@ class Context:
     writer: Writer
     metrics: Metrics
     names: Sequence[str]
-    first: bool  # a prediction is answered before its batch is adapted to
-    step_seconds: float = 0.0  # how long an adaptation takes, smoothed
+    first: bool  # respond to a prediction before adapting to its batch
+    step_seconds: float = 0.0  # smoothed time of one adaptation
 
     def note_step(self, seconds: float) -> None:
-        """Learn how long an adaptation takes."""
+        """Update the time that an adaptation takes."""
         self.step_seconds = 0.8 * self.step_seconds + 0.2 * seconds if self.step_seconds else seconds
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The answer to a batch: logits on the CPU, rows without an answer and why, and what the step did."""
+class BatchAnswer:
+    """The logits of a batch (on the CPU), the images that the guard excluded and why, and facts about the step."""
 
     logits: Tensor
-    set_aside: dict[int, str]
+    excluded: dict[int, str]
     facts: dict[str, Any]
 
     def errors(self) -> dict[int, str]:
-        """Rows for which there is no prediction; the guard answers them with zeros."""
+        """Return the images without a prediction; the guard gives them logits of zero."""
         blank = (self.logits == 0).all(dim=1).nonzero().flatten().tolist()
-        return dict.fromkeys(blank, "the network gives no finite output for it") | self.set_aside
+        return dict.fromkeys(blank, "the network's output for this image is not finite") | self.excluded
 
 
 @dataclass(eq=False)
-class Slot:
-    """A live model and the stream whose state it carries at present."""
+class LiveModel:
+    """A model in memory and the stream whose state it has at present."""
 
     model: AdaptiveModel
     stream: Stream | None = None
     busy: bool = False
-    used: float = field(default=0.0)
+    used: float = 0.0
 
 
 class Session:
     """One stream, on one live model, in one thread."""
 
-    def __init__(self, stream: Stream, slot: Slot, context: Context) -> None:
-        self.stream, self.slot, self.context = stream, slot, context
+    def __init__(self, stream: Stream, live: LiveModel, context: ServerContext) -> None:
+        self.stream, self.live, self.context = stream, live, context
 
-    def enter(self) -> None:
+    def load(self) -> None:
         """Put the stream's state on the model, from memory or from disk."""
-        if self.stream.delta is None:
-            self._wake()
-        if self.slot.stream is not self.stream:
-            self._load(self.stream.delta or Delta())
-            self.slot.stream = self.stream
+        if self.stream.difference is None:
+            self._read_snapshot()
+        if self.live.stream is not self.stream:
+            self._set_state(self.stream.difference or StateDifference())
+            self.live.stream = self.stream
             self.context.metrics.swaps.inc()
 
-    def leave(self) -> None:
-        """Take the stream's state off the model."""
-        self.current_delta()
-        self.slot.stream = None
+    def unload(self) -> None:
+        """Take the stream's state off the model; it stays in memory."""
+        self.current_difference()
+        self.live.stream = None
 
-    def predict(self, images: Tensor) -> Seen:
-        """Predict without a change."""
-        model, images = self.slot.model, self._moved(images)
-        aside = {} if model.guard is None else model.guard.rows.examine(images).refused
-        return Seen(_finite(model.predict(images)), aside, {})
+    def predict(self, images: Tensor) -> BatchAnswer:
+        """Predict without adapting."""
+        model, images = self.live.model, like_model(images, self.live.model)
+        excluded = {} if model.guard is None else model.guard.rows.examine(images).refused
+        return BatchAnswer(_finite(model.predict(images)), excluded, {})
 
-    def step(self, images: Tensor) -> Seen:
-        """Predict and adapt; return the logits and what the step did."""
-        start, model = time.monotonic(), self.slot.model
+    def step(self, images: Tensor) -> BatchAnswer:
+        """Predict and adapt."""
+        start, model = time.monotonic(), self.live.model
         counts = {} if model.guard is None else model.guard.counts
-        logits = self._step_or_recover(self._moved(images))
+        logits = self._step_or_recover(like_model(images, model))
         stream, facts = self.stream, _plain(model.last)
         stream.note_change()
         stream.adapted += 1
@@ -100,13 +149,16 @@ class Session:
         stream.last = facts
         self._note_guard(counts)
         self.context.note_step(time.monotonic() - start)
-        return Seen(logits, dict(model.last.get("set_aside", {})), facts)
+        return BatchAnswer(logits, dict(model.last.get("set_aside", {})), facts)
 
     def _step_or_recover(self, images: Tensor) -> Tensor:
-        """A refused batch changes nothing, and the guard undoes a broken step; else the state is given up."""
-        guarded = self.slot.model.guard is not None
+        """Adapt; restore a snapshot if a step without the guard fails, or if the output is not finite.
+
+        A batch that the model refuses has changed nothing, and the guard undoes a failed step itself.
+        """
+        guarded = self.live.model.guard is not None
         try:
-            logits = self.slot.model(images)
+            logits = self.live.model(images)
         except InputError:
             raise
         except Exception:
@@ -120,11 +172,11 @@ class Session:
             raise
 
     def _note_guard(self, before: Mapping[str, int]) -> None:
-        """Keep what the guard did with the last batch, for the stream's status, its events and the metrics."""
-        guard = self.slot.model.guard
+        """Record what the guard did with the last batch: in the status, the events and the metrics."""
+        guard = self.live.model.guard
         if guard is None:
             return
-        report = dict(self.slot.model.last["guard"])
+        report = dict(self.live.model.last["guard"])
         self.stream.guard = {**report, "frozen": guard.frozen, "counts": {k: n for k, n in guard.counts.items() if n}}
         for action, count in guard.counts.items():
             if count > before[action]:
@@ -133,82 +185,84 @@ class Session:
             self.stream.event("guard", action=report["action"], reason=report["reason"])
 
     def save_if_due(self) -> None:
-        """Hand the state to the writer every so many adapted batches."""
+        """Take an automatic snapshot if enough batches were adapted to; it is written in the background."""
         if self.stream.adapted - self.stream.captured >= self.context.settings.snapshot_every:
-            self.context.writer.save_soon(self.stream, self._as_saved("auto"))
+            self.context.writer.save_soon(self.stream, self._snapshot("auto"))
 
-    def save(self, kind: Kind) -> Saved:
-        """Put the state on the disk and return when it is there; raises OSError if it cannot be."""
-        saved = self._as_saved(kind)
-        self.context.writer.save_now(self.stream, saved)
-        return saved
+    def save(self, kind: Kind) -> StreamSnapshot:
+        """Write a snapshot and return when it is on disk; raises OSError if it cannot be written."""
+        snapshot = self._snapshot(kind)
+        self.context.writer.save_now(self.stream, snapshot)
+        return snapshot
 
-    def restore(self, saved: Saved) -> None:
-        """Set the state to that of a snapshot, as a new step in the stream's history."""
-        self._load(saved.delta)
-        self.stream.note_change(saved.name.version)
+    def restore(self, snapshot: StreamSnapshot) -> None:
+        """Set the state to that of a snapshot."""
+        self._set_state(snapshot.difference)
+        self.stream.note_change(snapshot.name.version)
 
     def reset(self) -> None:
-        """Return to the source, bit for bit."""
-        self._load(Delta())
+        """Return to the source state, exactly."""
+        self._set_state(StateDifference())
         self.stream.note_change(0)
 
     def recover(self) -> None:
-        """After a step that broke off half-way: back to the newest good snapshot, or to the source."""
-        saved, _ = self.context.store.newest(self.stream.id)
-        self._load(saved.delta if saved else Delta())
-        self.stream.note_change(saved.name.version if saved else 0)
+        """Return to the newest valid snapshot or, if there is none, to the source state."""
+        snapshot, _ = self.context.store.newest(self.stream.id)
+        if snapshot is None:
+            self.reset()
+        else:
+            self.restore(snapshot)
         self.stream.event("recovered", version=self.stream.version)
 
-    def current_delta(self) -> Delta:
-        """Return the difference between the model's present state and the source."""
-        if self.stream.stale or self.stream.delta is None:
-            self.stream.delta = self.context.source.difference(self.slot.model.state_dict())
-            self.stream.drift = self.context.source.drift(self.stream.delta)
+    def current_difference(self) -> StateDifference:
+        """Return the difference between the model's present state and the source state."""
+        if self.stream.stale or self.stream.difference is None:
+            self.stream.difference = self.context.source.difference(self.live.model.state_dict())
+            self.stream.drift = self.context.source.drift(self.stream.difference)
             self.stream.stale = False
-        return self.stream.delta
+        return self.stream.difference
 
-    def _as_saved(self, kind: Kind) -> Saved:
+    def _snapshot(self, kind: Kind) -> StreamSnapshot:
         self.stream.captured = self.stream.adapted
-        return self.stream.as_saved(kind, self.current_delta())
+        return self.stream.as_snapshot(kind, self.current_difference())
 
-    def _wake(self) -> None:
-        """Read the newest good snapshot; a stream without one starts from the source, and says so if it had some."""
-        saved, problems = self.context.store.newest(self.stream.id)
+    def _read_snapshot(self) -> None:
+        """Read the newest valid snapshot; a stream without one starts from the source state."""
+        snapshot, problems = self.context.store.newest(self.stream.id)
         for problem in problems:
             self.stream.event("snapshot_refused", reason=problem)
             self.context.metrics.refused_snapshots.inc()
-        if saved is None:
-            self.stream.delta, self.stream.unread = Delta(), False
-            if problems:
-                self.stream.note_change(0)
-                self.stream.event("started_over", reason="no snapshot could be read")
-        else:
-            self.stream.take_over(saved)
-            self.stream.drift = self.context.source.drift(saved.delta)
+        if snapshot is not None:
+            self.stream.apply_snapshot(snapshot)
+            self.stream.drift = self.context.source.drift(snapshot.difference)
+            return
+        self.stream.difference, self.stream.unread = StateDifference(), False
+        if problems:
+            self.stream.note_change(0)
+            self.stream.event("started_over", reason="no snapshot could be read")
 
-    def _load(self, delta: Delta) -> None:
+    def _set_state(self, difference: StateDifference) -> None:
         try:
-            self.slot.model.load_state_dict(self.context.source.restored(delta))
+            self.live.model.load_state_dict(self.context.source.restored(difference))
         except SnapshotError:
-            self.slot.stream = None
+            self.live.stream = None
             raise
 
-    def _moved(self, images: Tensor) -> Tensor:
-        like = next(self.slot.model.model.parameters())
-        return images.to(like.device, like.dtype)
+
+def like_model(images: Tensor, model: AdaptiveModel) -> Tensor:
+    """Return images on the model's device, in its precision."""
+    like = next(model.model.parameters())
+    return images.to(like.device, like.dtype)
 
 
-def answers_first(model: AdaptiveModel, images: Tensor) -> bool:
-    """Find out whether a step's answer is the prediction from before it, so that it can be given first.
+def predicts_first(model: AdaptiveModel, images: Tensor) -> bool:
+    """Find out whether the output of a step is the prediction from before it, so that the server can respond first.
 
-    Tried on `images`, after which the model is reset: methods differ, and also those of third parties are to be told.
+    Two steps are tried on `images`, then the model is reset. A try also works for methods of third parties.
     """
     if getattr(model.settings, "output", "before") != "before":
         return False
-    like = next(model.model.parameters())
-    images = images.to(like.device, like.dtype)
-    same = True
+    images, same = like_model(images, model), True
     for _ in range(2):
         before = model.predict(images)
         same &= torch.allclose(before, model(images), rtol=1e-4, atol=1e-5)
@@ -220,11 +274,11 @@ def _finite(logits: Tensor) -> Tensor:
     logits = logits.detach().float().cpu()
     good = logits.isfinite().all(dim=1)
     if not good.all():
-        rows = (~good).nonzero().flatten().tolist()
-        raise InputError(f"images {rows[:8]} lead to non-finite outputs; leave them out")
+        images = (~good).nonzero().flatten().tolist()
+        raise InputError(f"images {images[:8]} lead to non-finite outputs; remove them")
     return logits
 
 
 def _plain(facts: Any) -> dict[str, Any]:
-    """Copy a step's facts; what is not a number, a word or a truth value is left out."""
+    """Copy the facts about a step that are numbers, words or truth values."""
     return {key: facts[key] for key in facts if isinstance(facts[key], (bool, int, float, str))}

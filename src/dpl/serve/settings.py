@@ -1,49 +1,44 @@
-"""What a server can be told: sizes, limits, intervals."""
+"""Server settings: numbers of models and streams, intervals, limits."""
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from dpl.core.errors import SettingError
+from dpl.core.settings import Checked, setting
 from dpl.data.images import MAX_PIXELS
 
-__all__ = ["ServeSettings"]
-
-
-def _limit(default: Any, meaning: str, low: float) -> Any:
-    return dataclasses.field(default=default, metadata={"help": meaning, "low": low})
+__all__ = ["RaySettings", "ServeSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSettings:
-    """Settings of a server; each number has a lowest value, checked when it is made."""
+class ServeSettings(Checked):
+    """Settings of a server."""
 
     state: Path
-    workers: int = _limit(1, "threads that run the model", 1)
-    live_models: int = _limit(4, "copies of the model kept ready; a stream on one needs no loading", 1)
-    max_streams_in_memory: int = _limit(64, "streams whose learned state stays in memory; others wait on disk", 1)
-    max_streams: int = _limit(10_000, "streams in all", 1)
-    snapshot_every: int = _limit(20, "adapted batches between two automatic snapshots of a stream", 1)
-    keep_snapshots: int = _limit(5, "automatic and, apart from them, manual snapshots kept of a stream", 1)
-    max_batch: int = _limit(64, "images in one request", 1)
-    max_body: int = _limit(32 * 2**20, "bytes in one request", 1)
-    max_pixels: int = _limit(MAX_PIXELS, "pixels of one image, read from its header before it is decoded", 1)
-    queue: int = _limit(64, "requests admitted at once, over all streams; more get 503", 1)
-    queue_per_stream: int = _limit(8, "requests admitted at once for one stream; more get 429", 1)
-    latency_budget: float = _limit(1.0, "seconds a request may wait; updates that would cost more are skipped", 0)
-    timeout: float = _limit(30.0, "seconds until a request that still waits is given up with 503", 0.001)
-    history: int = _limit(256, "events remembered of each stream", 1)
-    answer: Literal["auto", "first", "after"] = "auto"
-    on_storage_failure: Literal["adapt", "stop"] = "adapt"
+    workers: int = setting(1, "threads that run the model", low=1)
+    live_models: int = setting(4, "copies of the model; a stream that is on one needs no loading", low=1)
+    max_streams_in_memory: int = setting(64, "streams whose state stays in memory; others are on disk", low=1)
+    max_streams: int = setting(10_000, "streams in total", low=1)
+    snapshot_every: int = setting(20, "adapted batches between two automatic snapshots of a stream", low=1)
+    keep_snapshots: int = setting(5, "automatic and, counted separately, manual snapshots kept per stream", low=1)
+    max_batch: int = setting(64, "images per request", low=1)
+    max_body: int = setting(32 * 2**20, "bytes per request", low=1)
+    max_pixels: int = setting(MAX_PIXELS, "pixels per image, read from its header before it is decoded", low=1)
+    queue: int = setting(64, "requests accepted at once, over all streams; more get 503", low=1)
+    queue_per_stream: int = setting(8, "requests accepted at once for one stream; more get 429", low=1)
+    latency_budget: float = setting(1.0, "seconds a request may wait; adaptation that exceeds it is skipped", low=0)
+    timeout: float = setting(30.0, "seconds until a request that still waits gets 503", low=0.001)
+    events_kept: int = setting(256, "events kept per stream", low=1)
+    answer: Literal["auto", "first", "after"] = setting(
+        "auto", "first: respond, then adapt; after: respond when adapted; auto: first if the method allows it"
+    )
+    on_storage_failure: Literal["adapt", "stop"] = setting(
+        "adapt", "while the state folder cannot be written: continue to adapt, or stop adapting"
+    )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            low, value = field.metadata.get("low"), getattr(self, field.name)
-            if low is not None and not value >= low:
-                raise SettingError(f"{field.name}={value}: expected at least {low} ({field.metadata['help']})")
-        _choice("answer", self.answer, ("auto", "first", "after"))
-        _choice("on_storage_failure", self.on_storage_failure, ("adapt", "stop"))
+        super().__post_init__()
         if self.live_models < self.workers:
             raise SettingError(f"live_models={self.live_models}: expected at least workers={self.workers}")
         if self.max_streams_in_memory < self.live_models:
@@ -52,6 +47,11 @@ class ServeSettings:
             )
 
 
-def _choice(name: str, value: str, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise SettingError(f"{name}={value!r}: expected one of {', '.join(valid)}")
+@dataclass(frozen=True, kw_only=True)
+class RaySettings(Checked):
+    """Number, size and place of the replicas."""
+
+    replicas: int = setting(2, "processes", low=1)
+    replica_cpus: float = setting(1.0, "CPUs of each process", low=0)
+    replica_gpus: float = setting(0.0, "GPUs of each process", low=0)
+    address: str | None = setting(None, "address of a running cluster (default: start one here, stop it at the end)")

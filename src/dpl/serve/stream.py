@@ -1,4 +1,4 @@
-"""One stream: what was done with it, what it has learned, and how it goes. Small, also for thousands of them."""
+"""The record of one stream: counts, adapted state, recent events. It is small, because there may be thousands."""
 
 import json
 import logging
@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from dpl.serve.delta import Delta
-from dpl.serve.store import Kind, Saved, SavedName
+from dpl.serve.store import Kind, SnapshotName, StateDifference, StreamSnapshot
 
 if TYPE_CHECKING:
     from dpl.serve.jobs import Job
@@ -19,30 +18,30 @@ __all__ = ["Stream"]
 
 _RECENT_BATCHES = 120
 _RECENT_IMAGES = 500
-_KEPT_ASLEEP = 16  # events remembered of a stream that lies on disk
+_EVENTS_ON_DISK = 16  # events kept of a stream whose state is on disk only
 _SHOWN_CLASSES = 10
-_journal = logging.getLogger("dpl.serve.journal")  # every event of every stream, one JSON document a line
+_journal = logging.getLogger("dpl.serve.journal")  # every event of every stream, one JSON document per line
 _journal.setLevel(logging.INFO)
 _journal.propagate = False
 
 
 class Stream:
-    """The record of a stream. Its state (`seq` to `stale`) is changed only by the one thread that runs its jobs."""
+    """A stream. Only the one thread that runs its jobs changes the attributes from `seq` to `stale`."""
 
-    def __init__(self, stream_id: str, history: int) -> None:
+    def __init__(self, stream_id: str, events_kept: int) -> None:
         self.id = stream_id
-        self.seq = 0  # number of the last thing done
-        self.version = 0  # seq at which the present state came to be; 0 is the source
+        self.seq = 0  # number of the last job
+        self.version = 0  # seq at which the present state was reached; 0 is the source model
         self.changed = 0  # seq of the last change of the state
         self.saved = 0  # seq of the newest snapshot on disk
-        self.adapted = 0  # batches on which adaptation ran
-        self.updates = 0  # those among them that changed a parameter (since the process started)
+        self.adapted = 0  # batches that the stream adapted to
+        self.updates = 0  # those of them that changed a parameter, since the process started
         self.images = 0
-        self.captured = 0  # value of `adapted` when the last snapshot was asked for
+        self.captured = 0  # value of `adapted` when the last snapshot was taken
         self.durable = 0  # value of `adapted` in the newest snapshot on disk
-        self.delta: Delta | None = None  # None: on disk, or never used
-        self.unread = False  # of an earlier run: what it has seen is known to the disk alone
-        self.stale = False  # the live model has moved on from `delta`
+        self.difference: StateDifference | None = None  # None: on disk only, or never used
+        self.unread = False  # from an earlier run, and its snapshot was not read yet
+        self.stale = False  # the live model has changed since `difference` was taken
         self.drift = 0.0
         self.skipped = 0
         self.used = time.time()
@@ -52,13 +51,13 @@ class Stream:
         self.last: dict[str, Any] = {}  # what the last adaptation did
         self.guard: dict[str, Any] = {}  # what the guard did with that batch, and in all
         self._lock = threading.Lock()
-        self._events: deque[dict[str, Any]] = deque(maxlen=history)
+        self._events: deque[dict[str, Any]] = deque(maxlen=events_kept)
         self._confidence: deque[float] = deque(maxlen=_RECENT_BATCHES)
         self._classes: deque[int] = deque(maxlen=_RECENT_IMAGES)
 
     @property
     def durable_through(self) -> int:
-        """The highest seq up to which a crash loses nothing that was learned."""
+        """The highest seq up to which a crash loses no adaptation."""
         return self.seq if self.changed <= self.saved else self.saved
 
     @property
@@ -73,35 +72,35 @@ class Stream:
             return self._confidence[-1] if self._confidence else None
 
     def advance(self) -> int:
-        """Count one more thing done."""
+        """Count one more job."""
         self.seq += 1
         self.used = time.time()
         return self.seq
 
     def note_change(self, version: int | None = None) -> None:
-        """Note that the state has changed: adapted further, or set to an older version."""
+        """Note that the state has changed: by adaptation, or by a return to an older version."""
         self.changed = self.seq
         self.version = self.seq if version is None else version
         self.stale = True
 
-    def take_over(self, saved: Saved) -> None:
-        """Become what a snapshot holds, after it was read from disk."""
-        self.seq = max(self.seq, saved.name.seq)
-        self.version, self.changed, self.saved = saved.name.version, saved.name.seq, saved.name.seq
+    def apply_snapshot(self, snapshot: StreamSnapshot) -> None:
+        """Take over the state and the counts of a snapshot that was read from disk."""
+        self.seq = max(self.seq, snapshot.name.seq)
+        self.version, self.changed, self.saved = snapshot.name.version, snapshot.name.seq, snapshot.name.seq
         if self.unread:
-            self.adapted = self.images = 0  # what was read ahead may be of a snapshot that turned out damaged
-        self.adapted, self.images = max(self.adapted, saved.adapted), max(self.images, saved.images)
+            self.adapted = self.images = 0  # `read_counts` may have read a snapshot that is damaged
+        self.adapted, self.images = max(self.adapted, snapshot.adapted), max(self.images, snapshot.images)
         self.captured = self.durable = self.adapted
-        self.delta, self.stale, self.unread = saved.delta, False, False
+        self.difference, self.stale, self.unread = snapshot.difference, False, False
 
-    def note_saved(self, saved: Saved) -> None:
-        """Note that a snapshot is on the disk."""
-        self.saved = max(self.saved, saved.name.seq)
-        self.durable = max(self.durable, saved.adapted)
-        self.event("snapshot", snapshot=saved.name.seq, version=saved.name.version, kind=saved.name.kind)
+    def note_snapshot(self, snapshot: StreamSnapshot) -> None:
+        """Note that a snapshot is on disk."""
+        self.saved = max(self.saved, snapshot.name.seq)
+        self.durable = max(self.durable, snapshot.adapted)
+        self.event("snapshot", snapshot=snapshot.name.seq, version=snapshot.name.version, kind=snapshot.name.kind)
 
     def forget(self) -> None:
-        """Become a new stream, after the old one was deleted."""
+        """Return to the values of a new stream, after this one was deleted."""
         self.seq = self.version = self.changed = self.saved = 0
         self.adapted = self.images = self.updates = self.skipped = self.captured = self.durable = 0
         self.last, self.guard, self.drift = {}, {}, 0.0
@@ -110,18 +109,18 @@ class Stream:
             self._confidence.clear()
             self._classes.clear()
 
-    def as_saved(self, kind: Kind, delta: Delta) -> Saved:
+    def as_snapshot(self, kind: Kind, difference: StateDifference) -> StreamSnapshot:
         """Return the present state as a snapshot."""
-        return Saved(SavedName(self.seq, self.version, kind), delta, self.adapted, self.images)
+        return StreamSnapshot(SnapshotName(self.seq, self.version, kind), difference, self.adapted, self.images)
 
-    def watch(self, confidence: float, classes: Iterable[int]) -> None:
-        """Remember how sure a batch was and what it saw."""
+    def note_predictions(self, confidence: float, classes: Iterable[int]) -> None:
+        """Keep the mean confidence and the predicted classes of a batch."""
         with self._lock:
             self._confidence.append(confidence)
             self._classes.extend(classes)
 
     def event(self, what: str, /, **facts: Any) -> None:
-        """Remember that something happened."""
+        """Record an event."""
         entry = {"seq": self.seq, "time": _now(), "event": what, **facts}
         with self._lock:
             self._events.append(entry)
@@ -129,15 +128,15 @@ class Stream:
             _journal.info("%s", json.dumps({"stream": self.id, **entry}))
 
     def events(self, after: int = 0) -> list[dict[str, Any]]:
-        """Return what happened since `after`, the oldest first."""
+        """Return the events after the job number `after`, oldest first."""
         with self._lock:
             return [entry for entry in self._events if entry["seq"] > after]
 
-    def sleep(self) -> None:
-        """Forget what is on disk and most of the history."""
-        self.delta, self.stale = None, False
+    def unload(self) -> None:
+        """Free the memory of the state, which is on disk, and of most events."""
+        self.difference, self.stale = None, False
         with self._lock:
-            recent = list(self._events)[-_KEPT_ASLEEP:]
+            recent = list(self._events)[-_EVENTS_ON_DISK:]
             self._events.clear()
             self._events.extend(recent)
             self._classes.clear()
@@ -158,7 +157,7 @@ class Stream:
             "adapted_batches": self.adapted,
             "updates": self.updates,
             "skipped_batches": self.skipped,
-            "in_memory": self.delta is not None,
+            "in_memory": self.difference is not None,
             "waiting": self.admitted,
             "last_used": datetime.fromtimestamp(self.used, UTC).isoformat(timespec="milliseconds"),
             "confidence": confidence[-1] if confidence else None,

@@ -1,6 +1,6 @@
 """The one thread that writes to the state folder.
 
-A failed write is never the end: the server goes on, says so, and tries again until the disk takes it.
+After a failed write the server continues, reports the problem, and retries until the write succeeds.
 """
 
 import logging
@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from dpl.serve.store import Saved, StreamStore
+from dpl.serve.store import StreamSnapshot, StreamStore
 from dpl.serve.stream import Stream
 
 __all__ = ["Writer"]
@@ -24,13 +24,13 @@ _log = logging.getLogger("dpl.serve")
 @dataclass
 class _Task:
     stream: Stream
-    saved: Saved | None  # None: delete the stream
+    snapshot: StreamSnapshot | None  # None: delete the stream
     automatic: bool
     done: "Future[None]" = field(default_factory=Future)
 
 
 class Writer:
-    """Writes snapshots in the order in which they are handed over; of waiting automatic ones only the newest."""
+    """Writes snapshots in the order of the calls; of several automatic ones that wait, only the newest."""
 
     def __init__(self, store: StreamStore, on_written: Callable[[bool, float], None]) -> None:
         self._store = store
@@ -44,35 +44,35 @@ class Writer:
         self._thread = threading.Thread(target=self._work, name="dpl-serve-writer", daemon=True)
         self._thread.start()
 
-    def save_soon(self, stream: Stream, saved: Saved) -> None:
-        """Write a snapshot in the background; an unwritten older one of the stream is dropped."""
+    def save_soon(self, stream: Stream, snapshot: StreamSnapshot) -> None:
+        """Write a snapshot in the background; an older one of the stream that still waits is dropped."""
         with self._changed:
             for task in self._tasks:
                 if task.automatic and task.stream is stream:
-                    task.saved = saved
+                    task.snapshot = snapshot
                     return
-            self._tasks.append(_Task(stream, saved, automatic=True))
+            self._tasks.append(_Task(stream, snapshot, automatic=True))
             self._changed.notify()
 
-    def save_now(self, stream: Stream, saved: Saved) -> None:
+    def save_now(self, stream: Stream, snapshot: StreamSnapshot) -> None:
         """Write a snapshot and return when it is on the disk; raises OSError if it cannot be written."""
-        self._wait(_Task(stream, saved, automatic=False))
+        self._wait(_Task(stream, snapshot, automatic=False))
 
     def delete(self, stream: Stream) -> None:
-        """Delete a stream's folder and whatever still waits to be written to it."""
+        """Delete a stream's folder, and drop the snapshots of it that still wait."""
         with self._changed:
             self._failed.pop(stream.id, None)
             self._tasks = deque(task for task in self._tasks if not (task.automatic and task.stream is stream))
         self._wait(_Task(stream, None, automatic=False))
 
     def flush(self) -> None:
-        """Return when everything handed over so far was written, or failed."""
+        """Return when every snapshot that waits was written, or could not be."""
         with self._changed:
             waiting = [*self._tasks] if self._working is None else [self._working, *self._tasks]
         wait([task.done for task in waiting])
 
     def stop(self) -> None:
-        """Write what waits, then end."""
+        """Write the snapshots that wait, then end the thread."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -93,14 +93,14 @@ class Writer:
                 self._do(task)
             except OSError as error:
                 self._note_failure(task, error)
-            except Exception as error:  # a fault of the program must not silence the writer for all streams
+            except Exception as error:  # an unexpected error must not stop the writing of other streams
                 _log.exception("writing stream %s", task.stream.id)
                 self._note_failure(task, OSError(f"{type(error).__name__}: {error}"))
             else:
                 self._note_success(task, time.monotonic() - start)
 
     def _next(self) -> _Task | None:
-        """Return the next task, or, after a while without one, the retry of a failed one; None at the end."""
+        """Return the next task, or a failed one to retry if no other comes for a while; None at the end."""
         with self._changed:
             while not self._tasks:
                 if self._stopping:
@@ -111,17 +111,17 @@ class Writer:
             return self._working
 
     def _do(self, task: _Task) -> None:
-        if task.saved is None:
+        if task.snapshot is None:
             self._store.delete(task.stream.id)
         else:
-            self._store.write(task.stream.id, task.saved)
+            self._store.write(task.stream.id, task.snapshot)
 
     def _note_success(self, task: _Task, seconds: float) -> None:
         if self.problem is not None:
             _log.warning("the state folder can be written again")
         self.problem = None
-        if task.saved is not None:
-            task.stream.note_saved(task.saved)
+        if task.snapshot is not None:
+            task.stream.note_snapshot(task.snapshot)
         self._forget_older_failure(task)
         self._on_written(True, seconds)
         task.done.set_result(None)
@@ -133,17 +133,17 @@ class Writer:
             task.stream.event("snapshot_failed", reason=reason)
         self.problem = f"{self._store.folder}: {reason}"
         self._on_written(False, 0.0)
-        if task.saved is not None:
+        if task.snapshot is not None:
             with self._changed:
                 known = self._failed.get(task.stream.id)
-                if known is None or known.saved is None or known.saved.name < task.saved.name:
-                    self._failed[task.stream.id] = _Task(task.stream, task.saved, automatic=True)
+                if known is None or known.snapshot is None or known.snapshot.name < task.snapshot.name:
+                    self._failed[task.stream.id] = _Task(task.stream, task.snapshot, automatic=True)
         with suppress(Exception):  # nobody waits for a retry
             task.done.set_exception(error)
 
     def _forget_older_failure(self, task: _Task) -> None:
-        """Drop the retry of what was overtaken or deleted: it would bring back the past."""
+        """Drop the retry of a snapshot if a newer one was written or the stream was deleted."""
         with self._changed:
             failed = self._failed.get(task.stream.id)
-            if failed and failed.saved and (task.saved is None or failed.saved.name <= task.saved.name):
+            if failed and failed.snapshot and (task.snapshot is None or failed.snapshot.name <= task.snapshot.name):
                 del self._failed[task.stream.id]
