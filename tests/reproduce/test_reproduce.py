@@ -270,6 +270,18 @@ def test_supervised_trains_both_losses_and_writes_them(tmp_path, capsys):
     assert "ce, seed 1: epoch 2/2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("text", "words"), [
+    ("{epoch: 2}", "Did you mean 'epochs'?"), ("{seed: 3}", "seed: leave it out"), ("[1, 2]", "expected keys"),
+])  # fmt: skip
+def test_supervised_names_a_wrong_setting(text, words, tmp_path, capsys):
+    (tmp_path / "small.yaml").write_text(text)
+    arguments = ["reproduce", "supervised", "--data", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main([*arguments, "--config", str(tmp_path / "small.yaml")]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert "small.yaml" in told
+
+
 def test_supervised_without_data_or_runs_says_so(tmp_path, capsys):
     (tmp_path / "data").mkdir()
     arguments = ["reproduce", "supervised", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out")]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from dpl.core.errors import SettingError
 from dpl.reproduce.layouts import LAYOUTS, Layout, Row
-from dpl.reproduce.paper import Cell, Improvement, Table
+from dpl.reproduce.paper import Improvement, PrintedCell, Table
 
 __all__ = [
     "CellText", "Column", "ComparisonRow", "ComparisonTable", "Entry", "Footnote", "Measured", "SeedMeans",
@@ -71,7 +71,7 @@ class Entry:
     """One cell; a rank is 1 for the best of the column, 2 for the second best, None for the others."""
 
     measured: Measured | None
-    reported: Cell | None
+    reported: PrintedCell | None
     measured_rank: int | None = None
     reported_rank: int | None = None
     marks: tuple[str, ...] = ()

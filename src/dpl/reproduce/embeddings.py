@@ -16,14 +16,13 @@ from dpl.bench.images import open_parts, segment_batches
 from dpl.core.errors import DataError
 from dpl.core.extras import optional
 from dpl.core.files import replacing
-from dpl.data import open_benchmark
 from dpl.network import Network
 from dpl.network.style_layer import at_layer, find_style_layer, prefix_tokens
 from dpl.objectives import style_statistics
 from dpl.reproduce.document import Item
 from dpl.reproduce.figures import NAMES, footer, measured_on, require_rows, write_figure
 from dpl.reproduce.layouts import Row
-from dpl.reproduce.plan import Experiment, image_context, run_experiment
+from dpl.reproduce.plan import Experiment, image_context, open_quietly, run_experiment
 from dpl.reproduce.plotting import axes, colour
 from dpl.reproduce.render import Picture
 from dpl.reproduce.request import Request, Result
@@ -225,7 +224,7 @@ def _not_collected(targets: list[Target]) -> list[Item]:
 def _classes(request: Request, row: Row) -> tuple[str, ...]:
     """Return the names of the classes; their numbers where the images are not there."""
     try:
-        return tuple(open_benchmark(row["dataset"], request.data).classes)
+        return tuple(open_quietly(row["dataset"], request.data).classes)
     except DataError:
         return tuple(map(str, range(len(row["per_class"]))))
 

@@ -16,7 +16,7 @@ from dpl.bench.plans import StoredRequest, write_request
 from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, Section, read_sections, within
 from dpl.bench.selection import chosen, complete
 from dpl.core.errors import DataError, SettingError
-from dpl.data import open_benchmark
+from dpl.data import Benchmark, open_benchmark
 from dpl.data.folders import shorten
 from dpl.data.sets import choose_domains
 from dpl.reproduce.document import Item
@@ -30,6 +30,7 @@ __all__ = [
     "image_context",
     "make_plan",
     "nothing_measured",
+    "open_quietly",
     "run_experiment",
 ]
 
@@ -186,12 +187,17 @@ def _absence(section: Section, locations: FileLocations) -> Item | None:
         if section.dataset in CORRUPTED:
             first = (section.domains or known_domains(section.dataset, True))[:1]
             options |= {"domains": first, "severity": section.severities[0]}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # reported again when it is run
-            open_benchmark(section.dataset, locations.data, **options)
+        open_quietly(section.dataset, locations.data, **options)
     except DataError as error:
         return data_item(section.name, str(error))
     return None
+
+
+def open_quietly(dataset: str, data: Path, **options: Any) -> Benchmark:
+    """Open a data set without its warnings: in what it differs from the published one stands in the document."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return open_benchmark(dataset, data, **options)
 
 
 def data_item(subject: str, error: str) -> Item:

@@ -2,20 +2,18 @@
 
 import dataclasses
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from dpl.core.errors import DataError, SettingError, did_you_mean
-from dpl.data import open_benchmark
+from dpl.bench.section import load_file
+from dpl.core.errors import DataError, SettingError
+from dpl.core.settings import make_settings
 from dpl.reproduce import paper
 from dpl.reproduce.compare import compare
 from dpl.reproduce.document import Document, Item, Setup, differences, paper_notes
 from dpl.reproduce.layouts import LAYOUTS
-from dpl.reproduce.plan import data_item
+from dpl.reproduce.plan import data_item, open_quietly
 from dpl.reproduce.render import write
 from dpl.reproduce.request import Request, Result
 from dpl.reproduce.targets import register
@@ -24,7 +22,6 @@ from dpl.training.supervised import LOSSES, EpochReport, SupervisedSpec, train_s
 __all__ = ["make_supervised"]
 
 _QUICK: dict[str, Any] = {"network": "cifar_resnet20", "epochs": 1, "limit": 2000}
-_FIELDS = tuple(field.name for field in dataclasses.fields(SupervisedSpec) if field.name not in ("loss", "seed"))
 _UNSPECIFIED = (
     "The paper names the data set and the network; optimizer, schedule, augmentation, tau, eta and beta are ours."
 )
@@ -59,26 +56,17 @@ def _title(spec: SupervisedSpec) -> str:
 
 
 def _specs(request: Request) -> list[SupervisedSpec]:
-    values = _read(request.config) if request.config is not None else {}
-    if request.quick:
-        values = _QUICK | values
+    """Return one run for each loss and seed, with the settings of the file that was named."""
+    values = _QUICK if request.quick else {}
+    if request.config is not None:
+        values = values | load_file(request.config)
     if request.limit is not None:
-        values["limit"] = min(request.limit, values.get("limit") or request.limit)
-    return [SupervisedSpec(loss=loss, seed=seed, **values) for seed in range(request.seeds or 1) for loss in LOSSES]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Read settings of the training from a file."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); expected settings such as epochs: 200") from error
-    if not isinstance(content, dict):
-        raise SettingError(f"{path}: expected settings with their values, such as epochs: 200")
-    for key in content:
-        if key not in _FIELDS:
-            raise SettingError(f"{path}: unknown setting {key!r}. {did_you_mean(str(key), _FIELDS)}")
-    return content
+        values = values | {"limit": min(request.limit, values.get("limit") or request.limit)}
+    for name in ("loss", "seed"):
+        if name in values:
+            raise SettingError(f"{request.config}: {name}: leave it out; both losses are trained, --seeds N times")
+    runs = [{"loss": loss, "seed": seed} for seed in range(request.seeds or 1) for loss in LOSSES]
+    return [make_settings(SupervisedSpec, str(request.config), values | run) for run in runs]
 
 
 def _folder(spec: SupervisedSpec, request: Request) -> Path:
@@ -89,10 +77,8 @@ def _folder(spec: SupervisedSpec, request: Request) -> Path:
 
 def _absence(spec: SupervisedSpec, data: Path) -> Item | None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for split in ("train", "test"):
-                open_benchmark(spec.dataset, data, split=split)
+        for split in ("train", "test"):
+            open_quietly(spec.dataset, data, split=split)
     except DataError as error:
         return data_item(spec.dataset, str(error))
     return None

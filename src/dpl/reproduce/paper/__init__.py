@@ -2,7 +2,7 @@
 
 >>> from dpl.reproduce import paper
 >>> paper.load("table1").value("dpl_dagger", "pacs")
-Cell(value=89.9, deviation=0.39, misprint=None, notes=())
+PrintedCell(value=89.9, deviation=0.39, misprint=None, notes=())
 
 Rows are named like our methods, columns like our data sets. A printed average lists the columns it averages, and a
 printed improvement the column and row it compares with, so that both can be recomputed from measured figures.
@@ -19,11 +19,11 @@ import yaml
 
 from dpl.core.errors import DataError, SettingError, did_you_mean
 
-__all__ = ["Cell", "Improvement", "Note", "Table", "load", "tables"]
+__all__ = ["Improvement", "Note", "PrintedCell", "Table", "load", "tables"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class PrintedCell:
     """One printed figure in percent, with its printed deviation and what is known to be wrong with it."""
 
     value: float
@@ -66,7 +66,7 @@ class Table:
     averages: Mapping[str, tuple[str, ...]]
     improvements: Mapping[str, Improvement]
     printed_as: Mapping[str, str]
-    cells: Mapping[tuple[str, str], Cell]
+    cells: Mapping[tuple[str, str], PrintedCell]
     # Averages whose last digit is not that of the printed cells' mean, though unrounded cells could give it.
     last_digit: frozenset[tuple[str, str]]
     notes: tuple[Note, ...]
@@ -76,7 +76,7 @@ class Table:
         """The row names in printed order."""
         return tuple(dict.fromkeys(row for row, _ in self.cells))
 
-    def value(self, row: str, column: str) -> Cell | None:
+    def value(self, row: str, column: str) -> PrintedCell | None:
         """Return the printed cell, or None where the paper prints nothing (also for a method it lacks)."""
         if column not in self.columns:
             raise SettingError(f"{self.name} has no column {column!r}. {did_you_mean(column, self.columns)}")
@@ -125,10 +125,10 @@ def load(table: str) -> Table:
 
 def _cells(
     table: str, content: Mapping[str, Any], columns: tuple[str, ...], notes: tuple[Note, ...]
-) -> dict[tuple[str, str], Cell]:
+) -> dict[tuple[str, str], PrintedCell]:
     """Pair every printed figure with its row, its column and the marks set on it."""
     misprints = {(mark["row"], mark["column"]): mark["why"] for mark in content["misprints"]}
-    cells: dict[tuple[str, str], Cell] = {}
+    cells: dict[tuple[str, str], PrintedCell] = {}
     for row, figures in content["rows"].items():
         if len(figures) != len(columns):
             raise DataError(f"{table}.yaml: row {row!r} has {len(figures)} figures for {len(columns)} columns")
@@ -137,7 +137,7 @@ def _cells(
                 continue
             value, deviation = figure if isinstance(figure, list) else (figure, None)
             remarks = tuple(n.text for n in notes if (n.row, n.column) == (row, column))
-            cells[row, column] = Cell(value, deviation, misprints.get((row, column)), remarks)
+            cells[row, column] = PrintedCell(value, deviation, misprints.get((row, column)), remarks)
     return cells
 
 
