@@ -118,6 +118,7 @@ def test_tutorial_own_model() -> None:
     assert names["adapted"] > names["source"] + 10
     assert names["end"] > names["source"] + 10
     assert names["risky"].guard.frozen, "the guard stops the collapse of pl"
+    assert [step["updated"] for step in names["steps"]] == [1.0, 1.0, 1.0]
 
 
 def test_tutorial_compare() -> None:
@@ -137,7 +138,10 @@ def test_readme_mentions_every_command() -> None:
     assert not [command for command in COMMANDS if not re.search(rf"`dpl {command}\b|make {command}\b", text)]
 
 
-NAMING_SETTINGS = ["index", "getting-started", "how-dpl-works", "networks-howto", "saving", "dpl", "auto"]
+NAMING_SETTINGS = [
+    *("index", "getting-started", "choosing-a-method", "networks-howto", "saving", "performance", "troubleshooting"),
+    *("how-dpl-works", "dpl", "auto", "internals/speed"),
+]
 
 
 @pytest.mark.parametrize("page", NAMING_SETTINGS)
@@ -148,4 +152,5 @@ def test_settings_named_in_the_text_exist(page: str) -> None:
     known |= set(signature(SnapshotStore).parameters) | {"updated", "reason"}
     spans = re.findall(r"`([^`\n]+)`", prose(DOCS / f"{page}.md", spans=True))
     named = {name for span in spans for name in re.findall(r"(?<![\w.-])([a-z_]+)=", span) if "--" not in span}
+    named = {name.removeprefix("dpl_") for name in named}  # X+dpl has the settings of dpl with this prefix
     assert named <= known, f"{page}.md names {sorted(named - known)}"
