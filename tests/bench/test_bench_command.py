@@ -37,7 +37,7 @@ def test_run_and_run_again(tiny, tmp_path, capsys):
     out = tmp_path / "out"
     assert bench(tiny, tmp_path / "data", out) == 0
     first = capsys.readouterr()
-    assert "80% in-split of each target domain, batch 8" in first.out
+    assert "80% training split of each target domain, batch 8" in first.out
     assert re.search(r"method +photo +sketch +average", first.out)
     assert "4/4" in first.err
     assert bench(tiny, tmp_path / "data", out, "--json") == 0
@@ -75,7 +75,7 @@ def test_a_wrong_option_is_one_line(tiny, tmp_path, capsys, options, message):
 
 def test_dry_run_writes_nothing(tiny, tmp_path, capsys):
     assert bench(tiny, tmp_path / "data", tmp_path / "out", "--dry-run") == 0
-    assert "4 cells, 4 runs can start now" in capsys.readouterr().out
+    assert "4 cells of the tables, 4 runs can start now" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
 
 

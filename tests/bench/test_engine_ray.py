@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from bench.test_bench_resume import end_after, finished
 from bench.tiny import CORRUPTIONS, context_of, run_all, without_times, write_yaml
 from dpl.bench import Store, cell_rows
 from dpl.cli import main
-from dpl.core.errors import SettingError
+from dpl.core.errors import DplError, SettingError
 from turns import my_turn
 
 ray = pytest.importorskip("ray", reason="engine ray needs the extra dpl-tta[ray]")
@@ -67,39 +68,41 @@ def same_results(cells, one: Store, other: Store) -> None:
             np.testing.assert_array_equal(first[name], second[name])
 
 
+def busy_worker(node) -> int:
+    """Return a process that runs a task for a node of our cluster."""
+    parent = node.all_processes["raylet"][0].process.pid
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                title = (process / "cmdline").read_bytes()
+                is_ours = f"PPid:\t{parent}\n" in (process / "status").read_text()
+            except OSError:
+                continue
+            if is_ours and title.startswith(b"ray::_run_unit"):
+                return int(process.name)
+        time.sleep(0.01)
+    raise AssertionError("no task was met half-way")
+
+
 def test_killed_worker_and_removed_node_change_nothing(serial, cluster, everything, tmp_path):
     grid, store = serial
     (lost,), killed, ended = cluster.worker_nodes, [], []
 
-    def on_progress(event) -> None:
-        node, _, process = event.place.partition(":")
-        if event.ended:
-            ended.append(event.unit.key)
-        elif lost in cluster.worker_nodes and lost.node_id.startswith(node):  # it is in the middle of this unit
+    def on_progress(progress) -> None:
+        ended.append(progress.unit.key)
+        if not killed:
+            killed.append(busy_worker(cluster.head_node))
+            os.kill(killed[0], signal.SIGKILL)
             cluster.remove_node(lost, allow_graceful=False)
-        elif not killed and not lost.node_id.startswith(node):
-            os.kill(int(process), signal.SIGKILL)
-            killed.append(event.unit.key)
 
     shared = Store(tmp_path / "out")
-    options = RayOptions(address=cluster.address, node_folder=str(tmp_path / "nodes" / "{node}"))
+    options = RayOptions(address=cluster.address)
     assert run_on_ray(grid.cells, shared, context_of(everything, grid), on_progress, options) == {}
-    assert killed
     assert not cluster.worker_nodes
     assert sorted(ended) == sorted(needed(store)), "each unit ends once"
     same_results(grid.cells, store, Store(tmp_path / "out"))
     assert not list((tmp_path / "out" / "claims").iterdir())
-    check_copies(tmp_path / "nodes")
-
-
-def check_copies(nodes: Path) -> None:
-    """Each node has one copy of the two data sets and of no other, and one of each file of weights that it used."""
-    assert len(list(nodes.iterdir())) == 2
-    for node in nodes.iterdir():
-        copies = [path for path in node.iterdir() if path.is_dir()]
-        held = sorted(sorted(entry.name for entry in copy.iterdir()) for copy in copies)
-        assert held.count(["CIFAR-100-C", "PACS"]) == 1
-        assert len(copies) - 1 == len({copy.name for copy in copies if list(copy.glob("*.safetensors"))}) <= 2
 
 
 def start_bench(file: Path, root: Path, out: Path, address: str) -> subprocess.Popen:
@@ -125,7 +128,7 @@ def test_killed_and_interrupted_driver_goes_on_where_it_was(serial, cluster, eve
     resumed, ended = Store(out), []
     options = RayOptions(address=cluster.address)
     assert run_on_ray(grid.cells, resumed, context_of(everything, grid), ended.append, options) == {}
-    assert {event.unit.key for event in ended if event.ended} == needed(store) - second
+    assert {progress.unit.key for progress in ended} == needed(store) - second
     assert times == {key: (out / "units" / key / "done").stat().st_mtime_ns for key in first}, "a unit was run again"
     assert finished(out) == needed(store)
     same_results(grid.cells, store, resumed)
@@ -138,7 +141,14 @@ def test_a_unit_that_fails_is_noted_and_the_others_run(serial, cluster, everythi
     context.files = {digest: cut(path, tmp_path) for digest, path in context.files.items()}
     failed = run_on_ray(cells, Store(tmp_path), context, options=RayOptions(address=cluster.address, retries=0))
     assert failed.keys() == {unit.key for cell in cells for unit in cell.units()}
-    assert all("has changed since this run began" in reason for reason in failed.values())
+    assert all("safetensors" in reason for reason in failed.values())
+
+
+def test_a_node_that_does_not_see_the_data_ends_the_run(serial, cluster, tmp_path):
+    grid, _ = serial
+    context = context_of(tmp_path / "elsewhere", grid)
+    with pytest.raises(DplError, match=r"does not see .*elsewhere; put data on a shared file system"):
+        run_on_ray(grid.cells, Store(tmp_path), context, options=RayOptions(address=cluster.address))
 
 
 def cut(path: Path, folder: Path) -> Path:

@@ -4,7 +4,7 @@ import json
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -90,6 +90,16 @@ class BenchContext:
     def __getstate__(self) -> dict[str, Any]:
         """Leave what is open out of copies for other processes: they open their own."""
         return vars(self) | {"_open": {}, "_network": None, "_model": None, "_temporary": None}
+
+    def absolute(self) -> "BenchContext":
+        """Return the context for processes that start in another folder."""
+        return replace(
+            self,
+            data=self.data.absolute(),
+            files={digest: Path(path).absolute() for digest, path in self.files.items()},
+            cache=None if self.cache is None else self.cache.absolute(),
+            decoded=None if self.decoded is None else self.decoded.absolute(),
+        )
 
     def open(self, name: str, **options: Any) -> OpenedDataset:
         """Open a data set; the last few stay open."""

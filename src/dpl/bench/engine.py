@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dpl.bench.context import BenchContext
-from dpl.bench.run import Outcome, run_unit
+from dpl.bench.run import Outcome, Record, run_unit, unit_accuracy
 from dpl.bench.selection import Cell, runnable_units
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit
@@ -25,18 +25,11 @@ from dpl.core.errors import DplError
 from dpl.runs.online import OnlineResult
 
 __all__ = [
-    "OnProgress",
-    "UnitFailure",
-    "UnitProgress",
-    "failures",
-    "pending_units",
-    "record_result",
-    "run_cells",
-    "run_in_processes",
-    "try_unit",
+    "OnProgress", "UnitFailure", "UnitProgress", "failures", "finished", "pending_units", "record_result", "run_cells",
+    "run_in_processes", "try_unit",
 ]  # fmt: skip
 
-_PAUSE = 0.5  # seconds between looks at what another process is doing
+_PAUSE = 0.5  # seconds between two checks of what other processes do
 
 
 @dataclass(frozen=True)
@@ -49,8 +42,6 @@ class UnitProgress:
     seconds: float = 0.0
     ended: bool = False
     error: str | None = None
-    place: str = ""
-    """Node and process, where that is not this one."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ OnProgress = Callable[[UnitProgress], None]
 
 
 def run_cells(
-    cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress = lambda event: None, *,
+    cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress = lambda progress: None, *,
     since: float | None = None, go_on: Callable[[], bool] = lambda: True,
 ) -> dict[str, str]:  # fmt: skip
     """Run every unit that is not done and that no other process has claimed, until all are done.
@@ -90,7 +81,7 @@ def failures(cells: Sequence[Cell], store: Store, begun: float) -> dict[str, str
 
 
 def _run_cell(cell: Cell, store: Store, context: BenchContext, on_progress: OnProgress, begun: float) -> bool:
-    """Run what a cell has ready, until it is complete or in others' hands; return whether anything was run."""
+    """Run what a cell has ready, until other processes run the rest; return whether anything was run."""
     ran = False
     while units := pending_units(cell, store, begun):
         if not any([_run(unit, store, context, on_progress, begun) for unit in units]):
@@ -121,7 +112,7 @@ def try_unit(unit: Unit, context: BenchContext, on_progress: OnProgress) -> Outc
 
     try:
         return run_unit(unit, context, on_batch)
-    except OSError:  # a full or vanished disk stops everything: going on would fail for all the rest too
+    except OSError:  # a full or vanished disk would fail all the others too
         raise
     except Exception as error:  # one broken method must not cost a night's other results
         reason = str(error) if isinstance(error, DplError) else f"{type(error).__name__}: {error}"
@@ -134,10 +125,14 @@ def record_result(unit: Unit, store: Store, outcome: Outcome | UnitFailure) -> U
         store.note_failure(unit, outcome.reason, outcome.details)
         return UnitProgress(unit, 0, float("nan"), ended=True, error=outcome.reason)
     store.commit(unit, outcome)
-    images = sum(record["n"] for record in outcome.records)
-    accuracy = sum(record["accuracy"] for record in outcome.records) / len(outcome.records)
-    seconds = sum(record["seconds_per_image"] * record["n"] for record in outcome.records)
-    return UnitProgress(unit, images, accuracy, seconds, ended=True)
+    return finished(unit, outcome.records)
+
+
+def finished(unit: Unit, records: Sequence[Record]) -> UnitProgress:
+    """Return the last progress of a unit that has its results."""
+    images = sum(record["n"] for record in records)
+    seconds = sum(record["seconds_per_image"] * record["n"] for record in records)
+    return UnitProgress(unit, images, unit_accuracy(records), seconds, ended=True)
 
 
 def run_in_processes(
@@ -159,7 +154,7 @@ def run_in_processes(
                 process.terminate()
             process.join()
     if any(process.exitcode for process in processes):
-        raise DplError("a worker process ended before its work; what was finished is kept. Run again to go on")
+        raise DplError("a worker process ended before its work; what was finished is kept. Run again to resume")
     return run_cells(cells, store, context, on_progress, since=begun)  # collects failures; nothing is left to run
 
 
@@ -180,7 +175,7 @@ def _worker(cells: list[Cell], store: Store, context: BenchContext, threads: int
     torch.set_num_threads(threads)
     try:
         run_cells(cells, store, context, events.put, since=begun, go_on=lambda: parent is None or parent.is_alive())
-    except KeyboardInterrupt:  # the parent says so for all
+    except KeyboardInterrupt:  # the parent reports it for all
         events.cancel_join_thread()
     except OSError as error:
         sys.exit(f"worker: {error}")

@@ -5,7 +5,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from dpl.bench.selection import Candidate, Cell
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
+from dpl.core.files import write_file
 
 __all__ = ["StoredRequest", "read_requests", "write_request"]
 
@@ -41,11 +41,7 @@ def write_request(root: Path, request: StoredRequest) -> Path:
     }
     text = json.dumps(content | {"units": units}, separators=(",", ":"))
     path = root / "plans" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
-    return path
+    return write_file(path, text)
 
 
 def _cell(cell: Cell) -> dict[str, Any]:

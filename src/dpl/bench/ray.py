@@ -1,83 +1,77 @@
-"""A grid on a Ray cluster: each unit is a task with declared resources, run again where a process or a node dies.
+"""A grid on a Ray cluster whose nodes share a file system: each unit is a task with declared resources.
 
-Tasks return what they found; this process alone holds the claims and writes the store, so nodes need not see its folder
-and a unit is committed once, however often it was begun. If this process ends, its tasks end with it, and the next run
-goes on from the store.
+Tasks return what they found; this process alone holds the claims and writes the store, so a unit is committed once,
+however often it was started. If this process ends, its tasks end with it, and the next run resumes from the store.
 """
 
 import math
 import os
+import platform
 import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from dpl import __version__
 from dpl.bench.context import BenchContext
-from dpl.bench.engine import OnProgress, UnitFailure, UnitProgress, failures, pending_units, record_result
-from dpl.bench.ray_desk import Hub, Setup, work
-from dpl.bench.ray_placing import absolute, data_parcel, file_parcel
+from dpl.bench.engine import OnProgress, UnitFailure, failures, pending_units, record_result, try_unit
+from dpl.bench.run import Outcome
 from dpl.bench.selection import Cell
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit
+from dpl.core.allocator import keep_freed_memory
 from dpl.core.errors import DplError, SettingError
 from dpl.core.extras import optional
+from dpl.core.settings import Checked, setting
 
 __all__ = ["RayOptions", "run_on_ray"]
 
-_PAUSE = 0.25  # seconds between looks at what the tasks say
-_ANSWER = 10.0  # seconds in which a cluster's head must answer
-_AHEAD = 8  # units that are handed out beyond what the cluster can run at once
-_MOST_OUT = 512  # each unit that is out holds one open file, its claim
+_PAUSE = 0.25  # seconds between two checks of the tasks
+_TIMEOUT = 10.0  # seconds in which a cluster's head must accept a connection
+_AHEAD = 8  # units that are submitted beyond what the cluster can run at once
+_MOST_SUBMITTED = 512  # each submitted unit holds one open file, its claim
 
 
-@dataclass(frozen=True)
-class RayOptions:
+@dataclass(frozen=True, kw_only=True)
+class RayOptions(Checked):
     """What a unit needs, and where Ray is."""
 
-    address: str | None = None
-    """Of a running cluster ("auto": the one of this machine); None: Ray is started here, and stopped at the end."""
-    cpus: float = 1
-    gpus: float | None = None
-    """GPUs, or the share of one; None: one where the cluster has any."""
-    memory: int | None = None
-    """Bytes; a node runs no more units than fit. None: not counted."""
-    retries: int = 3
-    """How often a unit is begun again when its process or node died, or when reading its files failed."""
-    node_folder: str | None = None
-    """Folder on each node for copies of data and weights, `{node}` standing for the node's id; None: none are made
-    where a node sees the same files, else they go into the node's folder for temporary files."""
+    address: str | None = setting(None, "of a running cluster, or auto; None: a new one for this run")
+    cpus: float = setting(1.0, "cores of a unit", low=0)
+    gpus: float | None = setting(None, "GPUs of a unit, or a fraction; None: one if the cluster has any", low=0)
+    memory: int | None = setting(None, "bytes of a unit; a node runs no more units than fit. None: not counted", low=1)
+    retries: int = setting(3, "how often a unit is retried if its process or node died, or reading failed", low=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.address is not None and self.address.startswith("ray://"):
             raise SettingError(
-                f"address={self.address!r}: Ray's client has no node of its own to read data from; run this command on "
-                "a node of the cluster, with --address auto"
+                f"address={self.address!r}: Ray's client has no node that sees the data; run this command on a node of "
+                "the cluster, with --address auto"
             )
-        if not self.cpus > 0 or self.retries < 0 or (self.gpus or 0) < 0:
-            raise SettingError(
-                f"cpus={self.cpus}, gpus={self.gpus}, retries={self.retries}: expected cpus above 0, others from 0"
-            )
+        if self.cpus == 0:
+            raise SettingError("cpus=0: expected a number above 0")
 
 
 def run_on_ray(
-    cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress = lambda event: None,
+    cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress = lambda progress: None,
     options: RayOptions | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Do as `run_cells` on a Ray cluster; return the errors by the unit's key."""
-    asked = options or RayOptions()
+    options = options or RayOptions()
     ray = optional("ray", "ray")
     begun = time.time()
-    with ExitStack() as claims, _connected(ray, asked) as own:
-        driver = _Driver(ray, cells, store, asked, on_progress, begun, claims)
+    with ExitStack() as claims, _connected(ray, options) as ours:
+        driver = _Driver(ray, cells, store, options, on_progress, begun, claims)
         try:
-            driver.start(context)
-            driver.run()
+            driver.run(context)
         finally:
-            if not own:  # tasks end with their connection, but this one goes on
+            if not ours:  # tasks end with their connection, but this one stays
                 driver.cancel()
     return failures(cells, store, begun)
 
@@ -106,18 +100,18 @@ def _connected(ray: Any, options: RayOptions) -> Iterator[bool]:
 
 
 def _check_reachable(address: str | None) -> None:
-    """Say at once if nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    """Raise at once if nobody listens at HOST:PORT; Ray itself would try for minutes."""
     host, colon, port = (address or "").rpartition(":")
     if colon and port.isdecimal():
         try:
-            socket.create_connection((host, int(port)), timeout=_ANSWER).close()
+            socket.create_connection((host, int(port)), timeout=_TIMEOUT).close()
         except OSError as error:
             raise DplError(f"address={address!r}: no Ray cluster can be joined there ({error})") from error
 
 
 @dataclass
 class _Driver:
-    """Hands out units, listens, and stores what comes back."""
+    """Submits units, waits for them, and stores what comes back."""
 
     ray: Any
     cells: Sequence[Cell]
@@ -126,101 +120,62 @@ class _Driver:
     on_progress: OnProgress
     begun: float
     claims: ExitStack
-    out: dict[Any, tuple[Unit, ExitStack]] = field(default_factory=dict)
-    todo: deque[Unit] = field(default_factory=deque)
-    queued: set[str] = field(default_factory=set)
+    submitted: dict[Any, tuple[Unit, ExitStack]] = field(default_factory=dict)
+    waiting: deque[Unit] = field(default_factory=deque)
+    known: set[str] = field(default_factory=set)
 
-    def start(self, context: BenchContext) -> None:
-        """Make what all tasks need known to the cluster."""
-        context = absolute(context)
-        units = list({unit.key: unit for cell in self.cells for unit in cell.units()}.values())
-        self.of: dict[str, list[Cell]] = {}
+    def run(self, context: BenchContext) -> None:
+        """Run all units that may run, then those that may run after them, until nothing is left."""
+        task, arguments = self._task(context)
+        cells_of: dict[str, list[Cell]] = {}
         for cell in self.cells:
             for unit in cell.units():
-                self.of.setdefault(unit.key, []).append(cell)
-        gpus = self._gpus()
-        data = data_parcel(units, context)
-        files = {digest: file_parcel(path) for digest, path in context.files.items()}
-        here = self.ray.get_runtime_context().get_node_id()
-        pinned = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
-        self.parcels = [self.ray.put({parcel.key: parcel for parcel in (data, *files.values())})]
-        self.hub = (
-            self.ray.remote(Hub)
-            .options(num_cpus=0, max_restarts=-1, max_task_retries=5, max_concurrency=8, scheduling_strategy=pinned)
-            .remote(self.parcels)
-        )
-        setup = Setup(
-            context=context, data=data, files=files, hub=self.hub, threads=max(1, int(self.options.cpus)),
-            device="cuda" if gpus else "cpu", node_folder=self.options.node_folder, version=__version__,
-        )  # fmt: skip
-        self.setup = [self.ray.put(setup)]  # inside a list: a task opens it once for its whole process
-        needs = {"num_cpus": self.options.cpus, "num_gpus": gpus, "memory": self.options.memory}
-        again = {"max_retries": self.options.retries, "retry_exceptions": [OSError]}
-        self.task = self.ray.remote(**needs, **again)(work)
-
-    def _gpus(self) -> float:
-        if self.options.gpus is not None:
-            return self.options.gpus
-        return 1.0 if self.ray.cluster_resources().get("GPU", 0) else 0.0
-
-    def run(self) -> None:
-        """Run all units that are ready, then those that become ready by them, until nothing is left."""
-        self._queue(self.cells)
-        while self.out or self.todo:
-            self._hand_out()
-            if self.out:
-                self._wait()
+                cells_of.setdefault(unit.key, []).append(cell)
+        self._enqueue(self.cells)
+        while self.submitted or self.waiting:
+            self._submit(task, arguments)
+            if self.submitted:
+                ended, _ = self.ray.wait(list(self.submitted), num_returns=1, timeout=_PAUSE)
+                for reference in ended:
+                    self._enqueue(cells_of[self._store_result(reference).key])
             else:
                 time.sleep(_PAUSE)  # another process has what is left
-            if not self.out:
-                self._queue(self.cells)
+            if not self.submitted:
+                self._enqueue(self.cells)
 
-    def _wait(self) -> None:
-        landed, _ = self.ray.wait(list(self.out), num_returns=1, timeout=_PAUSE)
-        self._listen()
-        for reference in landed:
-            self._land(reference)
+    def _task(self, context: BenchContext) -> tuple[Any, tuple[Any, ...]]:
+        """Return the remote function, and what all units pass to it."""
+        gpus = self.options.gpus
+        if gpus is None:
+            gpus = 1.0 if self.ray.cluster_resources().get("GPU", 0) else 0.0
+        shared = self.ray.put(replace(context.absolute(), device="cuda" if gpus else "cpu"))
+        needs = {"num_cpus": self.options.cpus, "num_gpus": gpus, "memory": self.options.memory}
+        task = self.ray.remote(**needs, max_retries=self.options.retries, retry_exceptions=[OSError])(_run_unit)
+        return task, (shared, shared.hex(), max(1, int(self.options.cpus)), __version__)
 
-    def cancel(self) -> None:
-        """End the tasks that are out."""
-        for reference in self.out:
-            self.ray.cancel(reference)
-
-    def _queue(self, cells: Sequence[Cell]) -> None:
+    def _enqueue(self, cells: Sequence[Cell]) -> None:
         for cell in cells:
             for unit in pending_units(cell, self.store, self.begun):
-                if unit.key not in self.queued:
-                    self.queued.add(unit.key)
-                    self.todo.append(unit)
+                if unit.key not in self.known:
+                    self.known.add(unit.key)
+                    self.waiting.append(unit)
 
-    def _hand_out(self) -> None:
-        """Keep a few more units out than can run at once, so that no node waits for this process."""
-        while self.todo and len(self.out) < self._room():
-            unit = self.todo.popleft()
+    def _submit(self, task: Any, arguments: tuple[Any, ...]) -> None:
+        """Keep a few more units submitted than can run at once, so that no node waits for this process."""
+        room = _AHEAD + int(self.ray.cluster_resources().get("CPU", 1) / self.options.cpus)
+        while self.waiting and len(self.submitted) < min(room, _MOST_SUBMITTED):
+            unit = self.waiting.popleft()
             claim = self.claims.enter_context(ExitStack())
             mine = claim.enter_context(self.store.claim(unit))
             if mine and not self.store.done(unit) and self.store.failure(unit, self.begun) is None:
-                self.out[self.task.remote(unit, self.setup)] = (unit, claim)
+                self.submitted[task.remote(unit, *arguments)] = (unit, claim)
             else:
                 claim.close()
-                self.queued.discard(unit.key)
+                self.known.discard(unit.key)
 
-    def _room(self) -> int:
-        return min(_MOST_OUT, _AHEAD + int(self.ray.cluster_resources().get("CPU", 1) / self.options.cpus))
-
-    def _listen(self) -> None:
-        flying = {unit.key for unit, _ in self.out.values()}
-        try:
-            events: list[UnitProgress] = self.ray.get(self.hub.heard.remote(), timeout=10)
-        except self.ray.exceptions.RayError:  # it is being started again: progress shows a little later
-            return
-        for event in events:
-            if event.unit.key in flying:
-                self.on_progress(event)
-
-    def _land(self, reference: Any) -> None:
+    def _store_result(self, reference: Any) -> Unit:
         """Store what a task returned, or why it did not."""
-        unit, claim = self.out.pop(reference)
+        unit, claim = self.submitted.pop(reference)
         with claim:
             try:
                 outcome = self.ray.get(reference)
@@ -229,11 +184,36 @@ class _Driver:
                     raise cause from error  # a node that cannot work at all would fail all units
                 outcome = UnitFailure(_reason(error, self.options.retries), str(error))
             self.on_progress(record_result(unit, self.store, outcome))
-        self._queue(self.of[unit.key])
+        return unit
+
+    def cancel(self) -> None:
+        """End the tasks that were submitted."""
+        for reference in self.submitted:
+            self.ray.cancel(reference)
 
 
 def _reason(error: Exception, retries: int) -> str:
-    """Return one line for an error that no further attempt could mend."""
+    """Return one line for an error that remained after the last attempt."""
     cause = getattr(error, "cause", None)
     lines = [line for line in str(cause or error).strip().splitlines() if line]
     return f"{type(cause or error).__name__} after {retries + 1} attempts: {lines[0] if lines else 'no reason given'}"
+
+
+_kept: dict[str, BenchContext] = {}  # of the run that this process works for: the data set and model of its last unit
+
+
+def _run_unit(unit: Unit, context: BenchContext, run: str, threads: int, version: str) -> Outcome | UnitFailure:
+    """Run one unit in a process of the cluster."""
+    if run not in _kept:
+        if version != __version__:
+            raise DplError(
+                f"node {platform.node()} has dpl {__version__}, the command has {version}; install the same version on "
+                "all nodes"
+            )
+        if not context.data.is_dir():
+            raise DplError(f"node {platform.node()} does not see {context.data}; put data on a shared file system")
+        torch.set_num_threads(threads)
+        keep_freed_memory()
+        _kept.clear()
+        _kept[run] = context
+    return try_unit(unit, _kept[run], lambda progress: None)

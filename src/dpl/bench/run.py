@@ -20,7 +20,7 @@ from dpl.runs.costs import environment, forget_peak, peak_memory
 from dpl.runs.online import OnlineResult, evaluate
 from dpl.streams import Segment, plan
 
-__all__ = ["Outcome", "Record", "run_unit"]
+__all__ = ["Outcome", "Record", "run_unit", "unit_accuracy"]
 
 Record = dict[str, Any]
 OnBatch = Callable[[OnlineResult], None]
@@ -33,6 +33,11 @@ class Outcome:
 
     records: list[Record]
     arrays: dict[str, NDArray[Any]]
+
+
+def unit_accuracy(records: Sequence[Record]) -> float:
+    """Return the mean of the online accuracies of a unit's segments, in percent."""
+    return sum(float(record["accuracy"]) for record in records) / len(records)
 
 
 @dataclass

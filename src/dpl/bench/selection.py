@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from dpl.bench.run import unit_accuracy
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit
 
@@ -92,5 +93,4 @@ def validation_score(candidate: Candidate, store: Store) -> float:
 
 
 def _accuracy(unit: Unit, store: Store) -> float:
-    records = store.records(unit)
-    return sum(float(record["accuracy"]) for record in records) / len(records)
+    return unit_accuracy(store.records(unit))

@@ -14,47 +14,38 @@ from typing import Any
 import torch
 
 from dpl.bench.context import BenchContext
-from dpl.bench.engine import OnProgress, UnitProgress, failures, pending_units, run_cells
-from dpl.bench.ray_placing import absolute
+from dpl.bench.engine import OnProgress, UnitProgress, failures, finished, pending_units, run_cells
 from dpl.bench.selection import Cell
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit
 from dpl.core.allocator import keep_freed_memory
 from dpl.core.errors import DplError, SettingError
 from dpl.core.extras import optional
+from dpl.core.settings import Checked, setting
 
 __all__ = ["SlurmOptions", "run_on_slurm"]
 
-_PAUSE = 1.0  # seconds between looks at the store
+_PAUSE = 1.0  # seconds between two checks of the store
 _EXECUTORS = ("slurm", "local", "debug")
 
 
-@dataclass(frozen=True)
-class SlurmOptions:
+@dataclass(frozen=True, kw_only=True)
+class SlurmOptions(Checked):
     """How many jobs, and what each of them asks for."""
 
-    jobs: int = 1
-    cpus: int = 1
-    gpus: int = 0
-    memory_gb: float | None = None
-    hours: float = 24.0
-    """Time limit of a job; one that reaches it is queued again."""
-    retries: int = 3
-    """How often jobs are submitted again for what dead ones left undone."""
-    executor: str = "slurm"
-    """`local` runs the same jobs as processes of this machine."""
+    jobs: int = setting(1, "jobs that run at once", low=1)
+    cpus: int = setting(1, "cores of a job", low=1)
+    gpus: int = setting(0, "GPUs of a job", low=0)
+    memory_gb: float | None = setting(None, "memory of a job; None: the cluster's default", low=0)
+    hours: float = setting(24.0, "time limit of a job; one that reaches it is queued again", low=0)
+    retries: int = setting(3, "how often jobs are submitted again for what dead ones left undone", low=0)
+    executor: str = setting("slurm", "local runs the same jobs as processes of this machine", choices=_EXECUTORS)
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further parameters of submitit, as `slurm_partition`."""
-
-    def __post_init__(self) -> None:
-        if self.executor not in _EXECUTORS:
-            raise SettingError(f"executor={self.executor!r}: expected one of {', '.join(_EXECUTORS)}")
-        if self.jobs < 1 or self.retries < 0:
-            raise SettingError(f"jobs={self.jobs}, retries={self.retries}: expected at least 1 job and 0 retries")
+    """Further parameters of submitit, such as `slurm_partition`."""
 
 
 class _Job:
-    """What a job runs; submitit asks it for the way to go on when its time is over."""
+    """What a job runs; submitit asks for its checkpoint when the time limit is reached."""
 
     def __init__(self, cells: list[Cell], store: Store, context: BenchContext, threads: int, begun: float) -> None:
         self.arguments = (cells, store, context, threads, begun)
@@ -67,12 +58,12 @@ class _Job:
         run_cells(cells, store, context, since=begun)
 
     def checkpoint(self) -> Any:
-        """Begin again: finished units are in the store."""
+        """Return the same job: finished units are in the store."""
         return optional("submitit", "slurm").helpers.DelayedSubmission(self)
 
 
 def run_on_slurm(
-    cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress = lambda event: None,
+    cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress = lambda progress: None,
     options: SlurmOptions | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Do as `run_cells` with jobs of a Slurm cluster; return the errors by the unit's key."""
@@ -81,7 +72,7 @@ def run_on_slurm(
     begun = time.time()
     folder = store.root.absolute() / "jobs"
     watch = _Watch(cells, store, begun, on_progress)
-    placed = replace(absolute(context), device="cuda" if asked.gpus else context.device)
+    placed = replace(context.absolute(), device="cuda" if asked.gpus else context.device)
     job = _Job(list(cells), Store(store.root.absolute()), placed, asked.cpus, begun)
     for _ in range(asked.retries + 1):
         count = min(asked.jobs, sum(len(pending_units(cell, store, begun)) for cell in cells))
@@ -89,7 +80,7 @@ def run_on_slurm(
             break
         _run_round(_executor(submitit, folder, asked), job, count, watch)
     if any(pending_units(cell, store, begun) for cell in cells):
-        raise DplError(f"jobs ended before their work; {folder} has what they said. Run again to go on")
+        raise DplError(f"jobs ended before their work; {folder} has their logs. Run again to resume")
     return failures(cells, store, begun)
 
 
@@ -117,37 +108,32 @@ def _run_round(executor: Any, job: _Job, count: int, watch: "_Watch") -> None:
         submitted = [executor.submit(job) for _ in range(count)]
     try:
         while not all(one.done() for one in submitted):
-            watch.look()
+            watch.report()
             time.sleep(_PAUSE)
     finally:
         for one in submitted:
             if not one.done():
                 with suppress(RuntimeError, OSError):
                     one.cancel(check=False)
-    watch.look()
+    watch.report()
 
 
 class _Watch:
-    """Tells what the jobs have finished, as the store shows it."""
+    """Reports what the jobs have finished, as the store shows it."""
 
     def __init__(self, cells: Sequence[Cell], store: Store, begun: float, on_progress: OnProgress) -> None:
         units = {unit.key: unit for cell in cells for unit in cell.units()}
         self._left: dict[str, Unit] = {key: unit for key, unit in units.items() if not store.done(unit)}
-        self._store, self._begun, self._on_event = store, begun, on_progress
+        self._store, self._begun, self._on_progress = store, begun, on_progress
 
-    def look(self) -> None:
-        """Report units that were finished, or failed, since the last look."""
+    def report(self) -> None:
+        """Report units that were finished, or failed, since the last time."""
         for key, unit in list(self._left.items()):
-            error = None
-            if not self._store.done(unit) and (error := self._store.failure(unit, self._begun)) is None:
+            if self._store.done(unit):
+                progress = finished(unit, self._store.records(unit))
+            elif (error := self._store.failure(unit, self._begun)) is not None:
+                progress = UnitProgress(unit, 0, float("nan"), ended=True, error=error)
+            else:
                 continue
             del self._left[key]
-            self._on_event(
-                UnitProgress(unit, 0, float("nan"), ended=True, error=error) if error else self._finished(unit)
-            )
-
-    def _finished(self, unit: Unit) -> UnitProgress:
-        records = self._store.records(unit)
-        accuracy = sum(record["accuracy"] for record in records) / len(records)
-        seconds = sum(record["seconds_per_image"] * record["n"] for record in records)
-        return UnitProgress(unit, sum(record["n"] for record in records), accuracy, seconds, ended=True)
+            self._on_progress(progress)

@@ -8,15 +8,13 @@
     <root>/failures/<key>.json          why the last attempt failed
     <root>/plans/<hash>.json            what was asked for (dpl.bench.plans)
 
-A folder is written under another name, forced to the disk and renamed: a kill at any moment leaves it whole or absent.
+A kill at any moment leaves a folder whole or absent.
 """
 
 import hashlib
 import io
 import json
 import os
-import shutil
-import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -31,6 +29,7 @@ from numpy.typing import NDArray
 from dpl.bench.run import Outcome, Record
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
+from dpl.core.files import clear_drafts, open_lock, write_file, write_folder
 
 __all__ = ["Store"]
 
@@ -56,44 +55,25 @@ class Store:
     def commit(self, unit: Unit, outcome: Outcome) -> Path:
         """Write a unit's results; they appear all at once."""
         target = self._units / unit.key
-        draft = self._units / f".{unit.key}.{os.getpid()}.tmp"
-        draft.mkdir(parents=True)
-        contents = {
+        files = {
             "unit.json": json.dumps(unit.record(), indent=1).encode(),
             "results.jsonl": "".join(json.dumps(record) + "\n" for record in outcome.records).encode(),
             "predictions.npz": _npz(outcome.arrays),
         }
-        marks = {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()
-        }
-        for name, data in (contents | {"done": json.dumps(marks).encode()}).items():
-            _write(draft / name, data)
-        _sync_folder(draft)
-        self._publish(draft, target)
+        marks = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+        if not _is_whole(target):  # the first of two commits stays
+            write_folder(target, files | {"done": json.dumps(marks).encode()})
         (self._failures / f"{unit.key}.json").unlink(missing_ok=True)
         return target
-
-    def _publish(self, draft: Path, target: Path) -> None:
-        """Give a finished folder its name; one that is there already and whole stays."""
-        if target.exists() and not _is_whole(target):
-            shutil.rmtree(target)
-        try:
-            os.rename(draft, target)
-        except OSError:
-            if not _is_whole(target):
-                raise
-            shutil.rmtree(draft)
-        _sync_folder(target.parent)
 
     @contextmanager
     def claim(self, unit: Unit) -> Iterator[bool]:
         """Yield whether the unit is this process's to run; nobody else gets it inside the block."""
         self._claims.mkdir(parents=True, exist_ok=True)
         path = self._claims / f"{unit.key}.lock"
-        handle = _locked(path)
+        handle = open_lock(path)
         if handle is not None:
-            for draft in self._units.glob(f".{unit.key}.*.tmp"):  # of a process that was killed while it wrote
-                shutil.rmtree(draft)
+            clear_drafts(self._units, unit.key)  # of a process that was killed while it wrote
         try:
             yield handle is not None
         finally:
@@ -103,11 +83,8 @@ class Store:
 
     def note_failure(self, unit: Unit, reason: str, details: str) -> None:
         """Keep the reason why a unit could not be run."""
-        self._failures.mkdir(parents=True, exist_ok=True)
         note = {"unit": unit.title, "reason": reason, "time": time.time(), "details": details}
-        draft = self._failures / f".{unit.key}.{os.getpid()}.tmp"
-        _write(draft, json.dumps(note, indent=1).encode())
-        os.replace(draft, self._failures / f"{unit.key}.json")
+        write_file(self._failures / f"{unit.key}.json", json.dumps(note, indent=1))
 
     def failure(self, unit: Unit, since: float) -> str | None:
         """Return why a unit failed since that time, None if it did not."""
@@ -163,55 +140,3 @@ def _npz(arrays: dict[str, NDArray[Any]]) -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Force a folder's list of names to the disk, where the system can."""
-    if sys.platform == "win32":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _locked(path: Path) -> int | None:
-    """Return an open, locked file, or None if another process holds it.
-
-    The lock is the system's, so it ends with its process, however that ends. The file may be removed by its holder
-    between our opening and locking it; then the lock is on a nameless file and does not count.
-    """
-    while True:
-        handle = os.open(path, os.O_CREAT | os.O_RDWR)
-        if not _lock(handle):
-            os.close(handle)
-            return None
-        try:
-            if os.path.samestat(os.fstat(handle), os.stat(path)):
-                return handle
-        except FileNotFoundError:
-            pass
-        os.close(handle)
-
-
-def _lock(handle: int) -> bool:
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -1,42 +1,32 @@
-"""Stored results as rows and tables: measured figures with their counts, seeds and protocol."""
+"""Stored results as rows, as one pandas frame, and as tables of means over seeds and visits."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING
 
+from dpl.bench.run import Record
 from dpl.bench.selection import Cell, chosen, complete, oracle
 from dpl.bench.store import Store
+from dpl.core.extras import optional
 
-__all__ = ["MeasuredTable", "cell_rows", "measured_tables"]
+if TYPE_CHECKING:
+    import pandas as pd
 
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class MeasuredTable:
-    """Accuracies in percent: a row per method, a column per segment and their average, each a mean over seeds."""
-
-    section: str
-    protocol: str
-    columns: tuple[str, ...]
-    rows: dict[str, tuple[float | None, ...]]
-    images: int
-    seeds: tuple[int, ...]
-    regenerated: bool
+__all__ = ["MeasuredTable", "cell_rows", "frame", "measured_tables"]
 
 
-def cell_rows(cells: Iterable[Cell], store: Store) -> list[Row]:
+def cell_rows(cells: Iterable[Cell], store: Store) -> list[Record]:
     """Return one row per finished segment, with the settings that were chosen and, beside, the oracle's figure."""
     return [row for cell in cells if complete(cell, store) for row in _rows(cell, store)]
 
 
-def _rows(cell: Cell, store: Store) -> list[Row]:
+def _rows(cell: Cell, store: Store) -> list[Record]:
     picked, ideal = chosen(cell, store), oracle(cell, store)
-    ideals = {} if ideal is None else {_place(r): r["accuracy"] for r in store.records(ideal.target)}
     shared = {"section": cell.section, "label": cell.label, "chosen": dict(picked.values)}
+    ideals: dict[tuple[str, int], float] = {}
     if ideal is not None:
         shared["oracle_chosen"] = dict(ideal.values)
+        ideals = {_place(record): record["accuracy"] for record in store.records(ideal.target)}
     rows = []
     for record in store.records(picked.target):
         column = f"{cell.source}->{record['segment']}" if cell.source else record["segment"]
@@ -45,39 +35,50 @@ def _rows(cell: Cell, store: Store) -> list[Row]:
     return rows
 
 
-def _place(record: Row) -> tuple[str, int]:
+def _place(record: Record) -> tuple[str, int]:
     return record["segment"], record["visit"]
 
 
-def measured_tables(rows: Sequence[Row], figure: str = "accuracy") -> list[MeasuredTable]:
-    """Return one table per section of the experiment file."""
-    sections = dict.fromkeys(row["section"] for row in rows)
-    return [_table(section, [row for row in rows if row["section"] == section], figure) for section in sections]
+def frame(rows: Sequence[Record]) -> "pd.DataFrame":
+    """Return the rows as a frame: a line per finished segment, a column per field of its unit and its record."""
+    made: pd.DataFrame = optional("pandas", "bench").DataFrame(rows)
+    return made
 
 
-def _table(section: str, rows: Sequence[Row], figure: str) -> MeasuredTable:
-    columns = tuple(dict.fromkeys(row["column"] for row in rows))
-    labels = dict.fromkeys(row["label"] for row in rows)
-    cells: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        cells.setdefault((row["label"], row["column"]), []).append(row[figure])
-    lines = {}
-    for label in labels:
-        values = [fmean(cells[label, column]) if (label, column) in cells else None for column in columns]
-        known = [value for value in values if value is not None]
-        lines[label] = (*values, fmean(known) if len(known) == len(columns) else None)
+@dataclass(frozen=True)
+class MeasuredTable:
+    """Accuracies in percent: a row per method, a column per segment and their average, each a mean over seeds."""
+
+    section: str
+    protocol: str
+    means: "pd.DataFrame"
+    images: int
+    seeds: tuple[int, ...]
+    regenerated: bool
+
+
+def measured_tables(rows: Sequence[Record], figure: str = "accuracy") -> list[MeasuredTable]:
+    """Return one table per section of the experiment file; the average needs every segment of a row."""
+    if not rows:
+        return []
+    return [_table(str(name), part, figure) for name, part in frame(rows).groupby("section", sort=False)]
+
+
+def _table(section: str, rows: "pd.DataFrame", figure: str) -> MeasuredTable:
+    means = rows.groupby(["label", "column"], sort=False)[figure].mean().unstack()
+    means = means.reindex(index=rows["label"].unique(), columns=rows["column"].unique())
+    means["average"] = means.mean(axis=1, skipna=False)
     return MeasuredTable(
         section=section,
         protocol=_protocol(rows),
-        columns=(*columns, "average"),
-        rows=lines,
-        images=sum({(row["column"], row["visit"], row["seed"]): row["n"] for row in rows}.values()),
-        seeds=tuple(sorted({row["seed"] for row in rows})),
-        regenerated=any(row["regenerated"] for row in rows),
+        means=means,
+        images=int(rows.drop_duplicates(["column", "visit", "seed"])["n"].sum()),
+        seeds=tuple(sorted(rows["seed"].unique().tolist())),
+        regenerated=bool(rows["regenerated"].any()),
     )
 
 
-def _protocol(rows: Sequence[Row]) -> str:
-    row, sizes = rows[0], sorted({row["batch_size"] for row in rows})
-    part = f", {1 - row['holdout']:.0%} in-split of each target domain" if row["part"] == "inside" else ""
-    return f"{row['protocol']}{part}, batch {' or '.join(map(str, sizes))}"
+def _protocol(rows: "pd.DataFrame") -> str:
+    first, sizes = rows.iloc[0], sorted(rows["batch_size"].unique())
+    part = f", {1 - first['holdout']:.0%} training split of each target domain" if first["part"] == "inside" else ""
+    return f"{first['protocol']}{part}, batch {' or '.join(map(str, sizes))}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpl.cli.console import print_json, print_table, warn
 from dpl.cli.engines import add_engine_arguments, run_with
+from dpl.cli.models import check_counts
 from dpl.core.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Run what is missing and print the tables."""
     from dpl.bench import FileLocations, Store, read_grid
 
-    _check_numbers(args)
+    check_counts(args, "limit", "workers", "threads")
     places = FileLocations(args.data, args.weights or args.data / "weights", args.file.parent)
     grid = read_grid(args.file, places, limit=args.limit)
     cells = _chosen_cells(grid, args.only)
@@ -47,13 +48,6 @@ def run(args: argparse.Namespace) -> int:
     failed = _run(args, grid, cells, store)
     _print_results(grid, cells, store, failed, args.json)
     return 1 if failed else 0
-
-
-def _check_numbers(args: argparse.Namespace) -> None:
-    for name in ("limit", "workers", "threads"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise SettingError(f"--{name} {value}: expected at least 1")
 
 
 def _chosen_cells(grid: "ExperimentGrid", words: list[str]) -> "list[Cell]":
@@ -74,10 +68,10 @@ def _chosen_cells(grid: "ExperimentGrid", words: list[str]) -> "list[Cell]":
 
 
 def _values(cell: "Cell", key: str) -> set[str]:
-    unit = cell.candidates[0].target
-    return {"method": {cell.label}, "target": set(unit.domains), "seed": {str(cell.seed)}, "section": {cell.section}}[
-        key
-    ]
+    """Return what a cell has of one key of `--only`."""
+    target = cell.candidates[0].target
+    values = {"method": [cell.label], "target": target.domains, "seed": [cell.seed], "section": [cell.section]}
+    return {str(value) for value in values[key]}
 
 
 def _run(args: argparse.Namespace, grid: "ExperimentGrid", cells: "list[Cell]", store: "Store") -> dict[str, str]:
@@ -116,7 +110,7 @@ def _print_plan(cells: "list[Cell]", store: "Store", as_json: bool) -> None:
         print_json(rows)
         return
     print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
-    print(f"\n{len(cells)} cells, {sum(row['to_run'] for row in rows)} runs can start now")
+    print(f"\n{len(cells)} cells of the tables, {sum(row['to_run'] for row in rows)} runs can start now")
 
 
 def _print_results(
@@ -141,6 +135,7 @@ def _print_measured(table: "MeasuredTable") -> None:
         f"{table.images:,} images, {'seeds' if len(table.seeds) > 1 else 'seed'} {', '.join(map(str, table.seeds))}"
     )
     lines = [
-        [label, *("-" if value is None else f"{value:.1f}" for value in values)] for label, values in table.rows.items()
+        [str(label), *("-" if value != value else f"{value:.1f}" for value in values)]
+        for label, values in table.means.iterrows()
     ]
-    print_table(["method", *table.columns], lines, title)
+    print_table(["method", *table.means.columns], lines, title)

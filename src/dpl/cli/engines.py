@@ -21,18 +21,16 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine", "where the runs take place (docs/scale.md)")
     group.add_argument("--engine", choices=("serial", "ray", "slurm"), default="serial",
                        help="serial: here; ray: on a Ray cluster; slurm: as jobs, --workers of them")  # fmt: skip
-    group.add_argument("--device", help="cpu, cuda ... for engine serial (default: cuda where there is one)")
-    group.add_argument("--address", help="of a running Ray cluster, as auto or HOST:PORT (default: started here)")
+    group.add_argument("--device", help="cpu, cuda ... for engine serial (default: a GPU if there is one)")
+    group.add_argument("--address", help="of a running Ray cluster: auto or HOST:PORT (default: a new one)")
     group.add_argument("--cpus-per-unit", type=float, metavar="N", help="cores of a run (default: --threads, or 1)")
     group.add_argument("--gpus-per-unit", type=float, metavar="N",
-                       help="GPUs of a run, or a share of one (default: 1 where Ray has any, else 0)")  # fmt: skip
+                       help="GPUs of a run, or a fraction (default: 1 if the Ray cluster has any, else 0)")  # fmt: skip
     group.add_argument("--memory-per-unit", type=float, metavar="GB", help="memory of a run (default: not counted)")
     group.add_argument("--retries", type=int, default=3, metavar="N",
-                       help="how often a run whose process or node died is begun again (%(default)s)")  # fmt: skip
-    group.add_argument("--node-dir", metavar="DIR",
-                       help="folder on each node for its copy of data and weights; {node}: its id")  # fmt: skip
+                       help="how often a run whose process or node died is retried (default: %(default)s)")  # fmt: skip
     group.add_argument("--slurm", action="append", default=[], metavar="KEY=VALUE",
-                       help="hours=, executor=local, or an option of sbatch, as partition=gpu")  # fmt: skip
+                       help="hours=, executor=local, or an option of sbatch such as partition=gpu")  # fmt: skip
 
 
 def run_with(
@@ -72,7 +70,6 @@ def _on_ray(
         gpus=args.gpus_per_unit,
         memory=None if args.memory_per_unit is None else int(args.memory_per_unit * _GB),
         retries=args.retries,
-        node_folder=args.node_dir,
     )
     return run_on_ray(cells, store, context, on_progress, options)
 
@@ -103,7 +100,7 @@ def _on_slurm(
 def _parameter(word: str) -> tuple[str, Any]:
     name, equals, value = word.partition("=")
     if not (name and equals and value):
-        raise SettingError(f"--slurm {word}: expected KEY=VALUE, as partition=gpu")
+        raise SettingError(f"--slurm {word}: expected KEY=VALUE, e.g. --slurm partition=gpu")
     for kind in (int, float):
         try:
             return name, kind(value)

@@ -1,4 +1,4 @@
-"""What `dpl bench` shows while it runs: a table that fills itself on a terminal, a line now and then elsewhere."""
+"""What `dpl bench` shows while it runs: a table that fills on a terminal, a line now and then elsewhere."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from dpl.bench.engine import OnProgress
 
 __all__ = ["watched"]
+
+_LINES = 20  # at most about so many are printed where there is no terminal
 
 
 @dataclass
@@ -28,29 +30,41 @@ class _Line:
     seconds: float = 0.0
     now: str = ""
 
-    def cells(self) -> list[str]:
+    def texts(self) -> list[str]:
         """Return the line of the table."""
         mean = f"{self.accuracy / self.done:.1f}" if self.done else "-"
         speed = f"{1000 * self.seconds / self.images:.1f}" if self.images else "-"
         state = f"{self.failed} failed" if self.failed else self.now
         return [self.section, self.label, f"{self.done}/{self.units}", mean, speed, state]
 
+    def note(self, progress: "UnitProgress") -> None:
+        """Take in what happened to one of the method's units."""
+        if progress.error is not None:
+            self.failed += 1
+        elif progress.ended:
+            self.done, self.accuracy, self.now = self.done + 1, self.accuracy + progress.accuracy, ""
+            self.images, self.seconds = self.images + progress.images, self.seconds + progress.seconds
+        else:
+            domains = ",".join(progress.unit.domains)[:24]
+            self.now = f"{domains}: {progress.accuracy:.1f} % of {progress.images:,}"
 
-class _Board:
-    """All lines, and which unit belongs to which."""
+
+class ProgressTable:
+    """One line for each method of each section."""
 
     def __init__(self, cells: "Sequence[Cell]", store: "Store") -> None:
+        from dpl.bench.run import unit_accuracy
+
         self.lines: dict[tuple[str, str], _Line] = {}
-        self._of: dict[str, list[_Line]] = {}
+        self._lines_of: dict[str, list[_Line]] = {}
         for cell in cells:
             line = self.lines.setdefault((cell.section, cell.label), _Line(cell.section, cell.label))
             for unit in cell.units():
                 line.units += 1
-                self._of.setdefault(unit.key, []).append(line)
+                self._lines_of.setdefault(unit.key, []).append(line)
                 if store.done(unit):
-                    records = store.records(unit)
                     line.done += 1
-                    line.accuracy += sum(record["accuracy"] for record in records) / len(records)
+                    line.accuracy += unit_accuracy(store.records(unit))
 
     @property
     def left(self) -> int:
@@ -59,75 +73,67 @@ class _Board:
 
     def labels(self, unit: "Unit") -> str:
         """Return the names of the rows that a unit belongs to."""
-        return ", ".join(dict.fromkeys(line.label for line in self._of[unit.key]))
+        return ", ".join(dict.fromkeys(line.label for line in self._lines_of[unit.key]))
 
-    def note(self, event: "UnitProgress") -> None:
-        """Take in an event."""
-        for line in self._of[event.unit.key]:
-            if event.error is not None:
-                line.failed += 1
-            elif event.ended:
-                line.done, line.accuracy, line.now = line.done + 1, line.accuracy + event.accuracy, ""
-                line.images, line.seconds = line.images + event.images, line.seconds + event.seconds
-            else:
-                place = ",".join(event.unit.domains)[:24]
-                where = f" on {event.place}" if event.place else ""
-                line.now = f"{place}: {event.accuracy:.1f} % of {event.images:,}{where}"
+    def note(self, progress: "UnitProgress") -> None:
+        """Take in what happened to a unit."""
+        for line in self._lines_of[progress.unit.key]:
+            line.note(progress)
 
 
 @contextmanager
 def watched(title: str, cells: "Sequence[Cell]", store: "Store", quiet: bool) -> "Iterator[OnProgress]":
-    """Yield a function that takes events and shows them."""
+    """Yield a function that takes the progress of units and shows it."""
     if quiet:
-        yield lambda event: None
+        yield lambda progress: None
         return
-    board = _Board(cells, store)
+    table = ProgressTable(cells, store)
     if find_spec("rich") and sys.stderr.isatty():
-        yield from _live(title, board)
+        yield from _live(title, table)
     else:
-        yield from _plain(board)
+        yield from _plain(table)
 
 
-def _live(title: str, board: _Board) -> "Iterator[OnProgress]":
+def _live(title: str, table: ProgressTable) -> "Iterator[OnProgress]":
     from rich.console import Console
     from rich.live import Live
 
-    with Live(_table(title, board), console=Console(stderr=True), refresh_per_second=4) as live:
+    with Live(_rich_table(title, table), console=Console(stderr=True), refresh_per_second=4) as live:
 
-        def on_progress(event: "UnitProgress") -> None:
-            board.note(event)
-            live.update(_table(title, board))
+        def on_progress(progress: "UnitProgress") -> None:
+            table.note(progress)
+            live.update(_rich_table(title, table))
 
         yield on_progress
 
 
-def _table(title: str, board: _Board) -> Any:
+def _rich_table(title: str, table: ProgressTable) -> Any:
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    shown = Table(title=title, title_justify="left")
     for name in ("section", "method", "runs", "accuracy %", "ms/image", "now"):
-        table.add_column(name, justify="right" if name in {"runs", "accuracy %", "ms/image"} else "left")
-    for line in board.lines.values():
-        table.add_row(*line.cells())
-    return table
+        shown.add_column(name, justify="right" if name in {"runs", "accuracy %", "ms/image"} else "left")
+    for line in table.lines.values():
+        shown.add_row(*line.texts())
+    return shown
 
 
-def _plain(board: _Board) -> "Iterator[OnProgress]":
-    """Print a line for each unit, or for each tenth of the way where there are many."""
-    left, told = board.left, 0
+def _plain(table: ProgressTable) -> "Iterator[OnProgress]":
+    """Print a line for each unit, or for each twentieth of the way where there are many."""
+    left, printed = table.left, 0
 
-    def on_progress(event: "UnitProgress") -> None:
-        nonlocal told
-        board.note(event)
-        if not event.ended:
+    def on_progress(progress: "UnitProgress") -> None:
+        nonlocal printed
+        table.note(progress)
+        if not progress.ended:
             return
-        gone = left - board.left
-        if event.error is not None or left <= 20 or 20 * gone // left > told:
-            told = 20 * gone // max(left, 1)
-            outcome = (
-                event.error or f"{event.accuracy:.1f} %, {1000 * event.seconds / max(event.images, 1):.1f} ms/image"
-            )
-            run = f"{board.labels(event.unit)} on {event.unit.stream_title}"
+        gone = left - table.left
+        part = _LINES * gone // max(left, 1)
+        if progress.error is not None or left <= _LINES or part > printed:
+            printed = part
+            speed = f"{1000 * progress.seconds / max(progress.images, 1):.1f} ms/image"
+            outcome = progress.error or f"{progress.accuracy:.1f} %, {speed}"
+            run = f"{table.labels(progress.unit)} on {progress.unit.stream_title}"
             print(f"{gone}/{left} {run}: {outcome}", file=sys.stderr, flush=True)
 
     yield on_progress
