@@ -6,7 +6,7 @@ from dpl.bench.unit import SourceData, Unit, resolved_settings
 
 KEYS = {  # recorded before settings were first renamed
     ("dpl",): "14f1a842893894a1473ffb82",
-    ("tent", ("lr", 1e-3), ("interval", 2)): "711795301f683ec53bdd80ca",
+    ("tent", ("lr", 1e-3), ("adapt_every", 2)): "711795301f683ec53bdd80ca",
     ("eata",): "492e7f6e0d9d79c147f13000",
     ("note",): "d71d268fed8f6c5ec8b44e5a",
     ("sar+dpl",): "db1b9ed74ed206fc88a40a31",
