@@ -29,7 +29,7 @@ def test_the_networks_order_of_classes_and_absent_ones(tmp_path):
 
 
 def test_a_folder_that_is_no_class(tmp_path):
-    with pytest.raises(DataError, match=r"'cat' is none of the classes.*Did you mean 'cats'"):
+    with pytest.raises(DataError, match=r"'cat' is not one of the classes.*Did you mean 'cats'"):
         open_folder(make_folder(tmp_path), classes=("cats", "dog"))
 
 

@@ -45,14 +45,14 @@ def test_imagenet_by_all_wordnet_ids(tmp_path):
 @quiet
 def test_imagenet_by_some_wordnet_ids_needs_the_order(tmp_path):
     make_imagenet(tmp_path, classes=WORDNET)
-    assert "3 class folders; labels follow from the sorted names only where all 1,000" in error_of("imagenet", tmp_path)
+    assert "3 class folders; labels follow from the sorted names only if all 1,000" in error_of("imagenet", tmp_path)
     order = ("n00000001", WORDNET[2], WORDNET[0], WORDNET[1])
     (tmp_path / "names.txt").write_text("\n".join(order))
     for classes in (order, tmp_path / "names.txt", str(tmp_path / "names.txt")):
         images = open_benchmark("imagenet", tmp_path, classes=classes)["val"]
         assert images.classes == order
         assert images.labels.tolist() == [2] * 3 + [3] * 3 + [1] * 3
-    assert "is none of the classes" in error_of("imagenet", tmp_path, classes=order[:3])
+    assert "is not one of the classes" in error_of("imagenet", tmp_path, classes=order[:3])
 
 
 @quiet

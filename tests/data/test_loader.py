@@ -118,7 +118,7 @@ def test_errors_of_the_transform_name_the_file(tmp_path):
     Image.new("RGB", (5_000_000, 1)).save(tmp_path / "strip.png")
     (batch,) = batches(open_folder(tmp_path), None, resize_crop(32, 32), 1)
     assert batch.failed[0][0].endswith("strip.png")
-    assert "too long a strip" in batch.failed[0][1]
+    assert "too narrow to be resized" in batch.failed[0][1]
 
 
 def test_images_of_different_sizes_need_a_transform(tmp_path):

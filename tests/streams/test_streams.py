@@ -277,9 +277,9 @@ def test_wrong_settings_are_named(arguments: dict[str, Any], message: str) -> No
         (lambda: Domain("fog", [0.5]), "labels of domain 'fog' must be .* got shape \\(1,\\) of float64"),
         (lambda: Domain("fog", [[0]]), "got shape \\(1, 1\\)"),
         (lambda: Domain("fog", [0], severity=-1), "severity of domain 'fog' must be a whole number"),
-        (lambda: FOG.subset([2]), "positions must lie in 0 ... 1 for domain 'fog'"),
+        (lambda: FOG.subset([2]), "positions must be in 0 ... 1 for domain 'fog'"),
         (lambda: batches(plan("continual", [FOG])[0], 0), "batch_size must be a whole number of at least 1"),
-        (lambda: domainbed_split(10, domain_index=0, holdout=2), "holdout must be a share between 0 and 1"),
+        (lambda: domainbed_split(10, domain_index=0, holdout=2), "holdout must be a fraction from 0 to 1"),
         (lambda: domainbed_split(0, domain_index=0), "size must be a whole number of at least 1"),
     ],
 )

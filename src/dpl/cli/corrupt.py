@@ -13,17 +13,17 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("source", type=Path, help="folder of images, or a .npz with 'images' and 'labels'")
-    parser.add_argument("target", type=Path, help="folder to write to; a run that was stopped goes on there")
+    parser.add_argument("target", type=Path, help="folder to write to; a stopped run resumes")
     parser.add_argument("--names", metavar="NAME,...", help="corruptions (default: the usual fifteen)")
     parser.add_argument("--severities", metavar="N,...", help="some of 1 to 5 (default: all; folders only)")
-    parser.add_argument("--seed", type=int, default=0, help="decides all random draws (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random draws (default: %(default)s)")
     parser.add_argument("--transform", default="unchanged", metavar="TEXT",
                         help="first, as 'resize 256 crop 224' (default: %(default)s; folders only)")  # fmt: skip
     parser.add_argument("--workers", type=int, default=1, help="threads (default: %(default)s; folders only)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the copies and say how many."""
+    """Write the copies and print how many."""
     report = _arrays(args) if args.source.suffix == ".npz" else _folder(args)
     if args.json:
         print_json(report)
@@ -40,7 +40,7 @@ def _arrays(args: argparse.Namespace) -> dict[str, Any]:
 
     for name, usual in (("severities", None), ("transform", "unchanged"), ("workers", 1)):
         if getattr(args, name) != usual:
-            raise SettingError(f"--{name} is for folders of images; array files hold all five severities as they are")
+            raise SettingError(f"--{name} is for folders of images; array files always contain all five severities")
     names = _names(args)
     content = read_npz(args.source)
     with progress("corrupting", len(names), quiet=args.json) as advance:
@@ -75,7 +75,7 @@ def _names(args: argparse.Namespace) -> tuple[str, ...]:
 
 def _whole(word: str) -> int:
     if not word.isdecimal():
-        raise SettingError(f"--severities: {word!r}; expected whole numbers from 1 to 5, as 3,5")
+        raise SettingError(f"--severities: {word!r}; expected whole numbers from 1 to 5, e.g. 3,5")
     return int(word)
 
 

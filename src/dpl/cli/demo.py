@@ -1,4 +1,4 @@
-"""`dpl demo`: adaptation at work, offline, in a minute or two."""
+"""`dpl demo`: run adaptation offline on digits, in a minute or two."""
 
 import argparse
 from math import ceil
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("dpl-demo.png"), help="picture to write (default: %(default)s)"
     )
     parser.add_argument("--seeds", type=int, default=3, help="random orders of the stream (default: %(default)s)")
-    parser.add_argument("--train", type=int, metavar="SEED", help="train the source network anew from this seed")
+    parser.add_argument("--train", type=int, metavar="SEED", help="train the source network again from this seed")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""`dpl list`: every method at a glance, or the settings of one."""
+"""`dpl list`: all methods, or the settings of one."""
 
 import argparse
 import dataclasses
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def record(kind: type[Method[Any]]) -> dict[str, Any]:
-    """Return everything that is said about a method, as plain data."""
+    """Return the metadata of a method as plain data."""
     defaults = {name: default for name, default, _ in describe(kind.settings_class)}
     needs = [word for flag, word in _needs(kind) if flag]
     return {

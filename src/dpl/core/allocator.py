@@ -1,4 +1,4 @@
-"""Memory that a step frees is kept for the next one, not handed back to the system and fetched again."""
+"""Keep freed memory in the process, so that the next step does not have to request it again."""
 
 import ctypes
 import sys
@@ -7,17 +7,17 @@ __all__ = ["keep_freed_memory"]
 
 # Parameters of glibc's mallopt, by their numbers in <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_NEVER = -1  # hand the end of the heap back
+_NEVER = -1  # return the end of the heap to the system
 _LARGE = 1 << 30
-_LARGEST_ONCE = 1 << 25  # older versions of glibc refuse more for blocks of their own mapping
+_LARGEST_ONCE = 1 << 25  # older versions of glibc refuse larger values for mapped blocks
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc hand no freed memory back; return whether this system can be told so.
+    """Let glibc keep freed memory; return whether this system supports it.
 
-    Every large activation is otherwise mapped and zeroed anew at each step, which costs a mobile network about a third
-    of its time. It holds for the whole process, whose memory then stays at its peak, so a program decides on it and a
-    library does not.
+    Otherwise every large activation is mapped and zeroed again at each step, which costs a mobile network about a third
+    of its time. The setting applies to the whole process, whose memory then stays at its peak: the program decides on
+    it, not the library.
     """
     if not sys.platform.startswith("linux"):
         return False

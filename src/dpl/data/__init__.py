@@ -1,4 +1,7 @@
-"""Data sets by local path, images decoded safely, and batches of them."""
+"""Data sets by local path, images decoded safely, and batches of them.
+
+Nothing here downloads a file or knows a model.
+"""
 
 from dpl.data.benchmarks import list_benchmarks, open_benchmark
 from dpl.data.folders import open_folder

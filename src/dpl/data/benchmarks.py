@@ -37,9 +37,9 @@ def list_benchmarks() -> list[str]:
 
 
 def open_benchmark(name: str, root: str | os.PathLike[str], **options: Any) -> Benchmark:
-    """Open a published data set that lies at `root`, or in its usual folder below `root`.
+    """Open a published data set at `root`, or in its usual folder below `root`.
 
-    Capitals, hyphens and underscores in `name` do not matter. Options, where the benchmark has them: `domains` (those
+    Capitals, hyphens and underscores in `name` do not matter. Options depend on the benchmark: `domains` (those
     wanted), `severity` (1 to 5), `split` ("test" or "train"), `images` and `lists` (list files), `classes`.
     """
     opener = {normalise_name(key): value for key, value in _OPENERS.items()}.get(normalise_name(name))

@@ -22,7 +22,7 @@ _COUNTS = {"test": 10_000, "train": 50_000}
 
 @dataclass(frozen=True)
 class Cifar:
-    """What differs between the two: names, the binary version's files, and the pickled one's folder."""
+    """Names, classes and files of CIFAR-10 or CIFAR-100."""
 
     name: str
     classes: tuple[str, ...]
@@ -51,7 +51,7 @@ CIFAR100 = Cifar(
 
 
 def open_cifar(cifar: Cifar, root: str | os.PathLike[str], *, split: str = "test") -> Benchmark:
-    """Open the clean images, `split` "test" or "train", from whichever of the readable forms lies at `root`."""
+    """Open the clean images, `split` "test" or "train", in any readable format, at `root`."""
     if split not in _COUNTS:
         raise SettingError(f"split={split!r}: expected 'test' or 'train'")
     base = Path(root)
@@ -132,7 +132,7 @@ def open_cifar_c(
 
 
 def _severity(cifar: Cifar, path: Path, labels: NDArray[np.int64], severity: int) -> ImageSet:
-    """Return one fifth of a corruption's file: the severities lie one after the other."""
+    """Return one fifth of a corruption's file: the severities follow one another."""
     pixels = read_npy(path)
     size = len(pixels) // _SEVERITIES if pixels.ndim else 0
     if size == 0 or len(pixels) != size * _SEVERITIES or len(labels) not in (size, len(pixels)):

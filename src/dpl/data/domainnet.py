@@ -31,7 +31,7 @@ def open_domainnet126(
 ) -> Benchmark:
     """Open DomainNet-126: images of the cleaned DomainNet, chosen and labelled by one list file per domain.
 
-    `lists` is the folder of the `<domain>_list.txt` files where they do not lie beside the images.
+    `lists` is the folder of the `<domain>_list.txt` files, if they are not beside the images.
     """
     wanted = choose_domains("DomainNet-126", domains, list(DOMAINNET126_COUNTS))
 

@@ -1,4 +1,4 @@
-"""Folders on disk: finding the one that holds a data set, reading classes from sub-folders, saying what is missing."""
+"""Folders on disk: finding a data set, reading classes from sub-folders, reporting what is missing."""
 
 import os
 import warnings
@@ -27,7 +27,7 @@ __all__ = [
 def open_folder(
     path: str | os.PathLike[str], classes: Sequence[str] | None = None, *, max_pixels: int = MAX_PIXELS
 ) -> ImageSet:
-    """Open a folder of one's own images.
+    """Open a folder of images.
 
     Sub-folders are classes and give the labels; a flat folder gives images without labels (-1). `classes` fixes the
     order, as the network knows it: then every sub-folder must be one of them, and some may be absent.
@@ -50,16 +50,16 @@ def open_folder(
 
 
 def class_places(root: Path, folders: Iterable[str], order: Sequence[str]) -> dict[str, int]:
-    """Map each sub-folder to its place among the classes; one that is no class is an error."""
+    """Map each sub-folder to its position among the classes; any other sub-folder is an error."""
     places = {name: place for place, name in enumerate(order)}
     for folder in folders:
         if folder not in places:
-            raise DataError(f"{root}: the folder {folder!r} is none of the classes. {did_you_mean(folder, order)}")
+            raise DataError(f"{root}: the folder {folder!r} is not one of the classes. {did_you_mean(folder, order)}")
     return {folder: places[folder] for folder in folders}
 
 
 def existing_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the path, or raise DataError where no folder is."""
+    """Return the path, or raise DataError if it is not a folder."""
     root = Path(path)
     if not root.is_dir():
         kind = "a file" if root.exists() else "no such folder"
@@ -68,16 +68,16 @@ def existing_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def sub_folders(folder: Path) -> list[str]:
-    """Return the names of the visible sub-folders: sorted as text, or as numbers where all are numbers."""
+    """Return the names of the visible sub-folders: sorted as text, or as numbers if all are numbers."""
     try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not _is_litter(entry.name)]
+        names = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not _is_ignored(entry.name)]
     except OSError as error:
         raise DataError(f"{folder}: cannot be listed ({error.strerror}); expected a folder") from error
     return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
 
 
-def _is_litter(name: str) -> bool:
-    """Hidden folders, and the one that macOS puts into its archives."""
+def _is_ignored(name: str) -> bool:
+    """Whether the folder is hidden, or the one that macOS adds to archives."""
     return name.startswith(".") or name == "__MACOSX"
 
 
@@ -86,7 +86,7 @@ def labelled_files(
 ) -> tuple[list[str], list[int]]:
     """Return names relative to `root` and labels of all images in `folder/<class>`, class by class, sorted by name.
 
-    A class folder without an image is an error: it is what a copy leaves behind that was broken off.
+    A class folder without an image is an error, because an interrupted copy leaves such folders.
     """
     names: list[str] = []
     found: list[int] = []
@@ -117,12 +117,12 @@ def find_home(root: str | os.PathLike[str], names: Sequence[str], holds: Callabl
 
 
 def layout_error(problem: str, layout: str) -> DataError:
-    """Return an error that ends with a drawing of what was expected."""
+    """Return an error that ends with the expected layout."""
     return DataError(f"{problem}\nexpected:\n{layout}")
 
 
 def warn_counts(name: str, found: Mapping[str, int], published: Mapping[str, int], note: str = "") -> None:
-    """Warn once when numbers of images differ from the published ones, naming each difference."""
+    """Warn if numbers of images differ from the published ones, naming each difference."""
     differences = [
         f"{part} {count:,} instead of {published[part]:,}"
         for part, count in found.items()

@@ -56,8 +56,8 @@ def open_imagenet_c(
     """Open ImageNet-C at one severity; each corruption is a domain, the usual fifteen by default.
 
     `images` is a text file that chooses images, one relative path or image id per line (such as the usual list of
-    5,000), in the order in which they are to stand. `classes` are the names of all class folders in the network's
-    order, or a text file with one per line: needed only where the folders are WordNet ids and not all 1,000.
+    5,000), in the order of the stream. `classes` are the names of all class folders in the network's
+    order, or a text file with one per line: needed only if the folders are WordNet ids and not all 1,000.
     """
     if severity not in range(1, 6):
         raise SettingError(f"severity={severity!r}: expected a whole number from 1 to 5")
@@ -89,7 +89,7 @@ def _holds(folder: Path) -> bool:
 
 
 def _corruption(home: Path, name: str) -> Path | None:
-    """Return the folder of a corruption, which some copies keep inside the group of its archive."""
+    """Return the folder of a corruption, which some copies keep in the folder of its group."""
     return next((f for f in (home / name, *(home / group / name for group in _GROUPS)) if f.is_dir()), None)
 
 
@@ -103,7 +103,7 @@ def _severity_folder(home: Path, name: str, severity: int) -> Path:
 def _class_places(folder: Path, classes: Names | None) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the label of each class folder, and all classes in order.
 
-    Numbers are labels as they stand. WordNet ids are numbered in sorted order, which is right only for all of them.
+    Numbers are labels. WordNet ids are numbered in sorted order, which is correct only if all of them are there.
     """
     names = sub_folders(folder)
     if classes is not None:
@@ -115,7 +115,7 @@ def _class_places(folder: Path, classes: Names | None) -> tuple[dict[str, int], 
         return places, tuple(named.get(label, str(label)) for label in range(max(_CLASSES, max(named) + 1)))
     if len(names) != _CLASSES:
         raise DataError(
-            f"{folder}: {len(names)} class folders; labels follow from the sorted names only where all "
+            f"{folder}: {len(names)} class folders; labels follow from the sorted names only if all "
             f"{_CLASSES:,} are there. Give classes=: all names in the network's order, or a text file with one per line"
         )
     return class_places(folder, names, names), tuple(names)
@@ -130,7 +130,7 @@ def _read(
 
 
 def _chosen(path: Path, folder: Path, names: list[str]) -> list[int]:
-    """Return where the listed images stand among `names`: found by class and name, else by name alone."""
+    """Return the positions of the listed images in `names`, found by class and name, or else by name."""
     exact = {os.path.splitext(name)[0]: place for place, name in enumerate(names)}
     alone: dict[str, list[int]] = {}
     for place, name in enumerate(names):
@@ -150,7 +150,7 @@ def _chosen(path: Path, folder: Path, names: list[str]) -> list[int]:
 
 
 def _lines(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return the lines of a text file that say something."""
+    """Return the lines of a text file that are not empty."""
     try:
         lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:

@@ -1,8 +1,8 @@
 """Reading one image safely: size checked before decoding, any mode to RGB, one kind of error.
 
-Two ways of looking at a file. *As seen* (the default) is what an image viewer shows: the camera's rotation is
-applied and transparency lies on white. *As stored* is what the published loaders of the benchmarks read: the
-bare pixels, neither rotated nor blended; the benchmarks use it so that their figures stay comparable.
+By default an image is decoded as a viewer shows it: the camera's rotation is applied, and transparent parts are put
+on white. With `as_stored`, pixels are neither rotated nor blended. The published loaders of the benchmarks do so, and
+so do the benchmarks here, to stay comparable.
 """
 
 import io

@@ -1,7 +1,6 @@
-"""Batches of images as tensors: decoded ahead by threads, in order, the same to the bit however many threads.
+"""Batches of images as tensors, decoded ahead by threads; the number of threads does not change them.
 
-Threads and not processes: Pillow decodes and resizes outside Python's lock, nothing is copied between processes, and
-on two cores threads were measured to be the faster (docs/datasets.md has the figures).
+Threads are faster than processes here: Pillow decodes outside Python's lock, and nothing is copied between processes.
 """
 
 import os
@@ -33,16 +32,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Batch:
-    """Images with what is known of them; row i of each tensor belongs to image i.
+    """Images with labels and indices; row i of each tensor belongs to image i.
 
-    Images that could not be read are in `failed`, as (path, reason), and nowhere else: a batch may be smaller than
-    asked for, or empty (images [0, 3, 0, 0]).
+    Images that could not be read are only in `failed`, as (path, reason). A batch may therefore be smaller than asked
+    for, or empty (images [0, 3, 0, 0]).
     """
 
     images: Tensor  # [B, 3, H, W], float, 0 to 1
-    labels: Tensor  # [B], int64, -1 where not known
-    indices: Tensor  # [B], int64: the place in the set
-    domains: Tensor  # [B], int64: the place of the set among those trained on; 0 otherwise
+    labels: Tensor  # [B], int64, -1: not known
+    indices: Tensor  # [B], int64: the position in the set
+    domains: Tensor  # [B], int64: the number of the training set; 0 otherwise
     failed: tuple[tuple[str, str], ...] = ()
 
     def __len__(self) -> int:
@@ -59,13 +58,13 @@ class _Pick:
     draw: tuple[int, ...] | None = None
 
     def read(self, transform: Transform) -> Pixels | DataError:
-        """Return the pixels, or the error: it must wait for its place in the order."""
+        """Return the pixels, or the error, which is reported in order."""
         try:
             generator = None if self.draw is None else np.random.default_rng(self.draw)
             return transform.pixels(self.image_set.load(self.index), generator)
         except DataError as error:
-            where = self.image_set.location(self.index)
-            return error if str(error).startswith(where) else DataError(f"{where}: {error}")
+            location = self.image_set.location(self.index)
+            return error if str(error).startswith(location) else DataError(f"{location}: {error}")
 
 
 def batches(
@@ -82,7 +81,7 @@ def batches(
     """Yield the images at `indices` (None: all) in that order, `batch_size` at a time; the last batch may be smaller.
 
     `workers` threads read up to `prefetch` batches ahead. `cache` is a folder for decoded images: the whole set is
-    decoded into it at first. An image that cannot be read is left out and noted ("skip") or raises DataError ("raise").
+    decoded into it first. An image that cannot be read is skipped and reported ("skip") or raises DataError ("raise").
     """
     _check(workers=workers, prefetch=prefetch, on_error=on_error, batch_size=batch_size)
     if isinstance(transform, Augmentation):
@@ -113,8 +112,8 @@ def training_batches(
 ) -> Iterator[Batch]:
     """Yield batches without end: `per_domain` images of each set, drawn with replacement, the sets one after the other.
 
-    Step k depends on the seed and k alone, so that a run resumed with `start_step` k goes on as if never stopped.
-    With `rows` only these rows of each batch are read: others are some other process's.
+    Step k depends only on the seed and k, so that `start_step` resumes a run exactly. With `rows`, only these rows of
+    each batch are read; other processes read the others.
     """
     _check(workers=workers, prefetch=prefetch, on_error=on_error, per_domain=per_domain)
     if seed < 0 or start_step < 0:
@@ -140,13 +139,13 @@ def _check(*, on_error: str, workers: int, prefetch: int, **sizes: int) -> None:
 
 
 def _is_ready(image_set: ImageSet, transform: Transform) -> bool:
-    """Whether the pixels lie in an array just as they are wanted."""
+    """Whether the pixels are in an array and need no transform."""
     return isinstance(image_set.source, Arrays) and transform == unchanged()
 
 
 def _held(image_set: ImageSet, transform: Transform, folder: Path, workers: int) -> ImageSet | None:
     if not isinstance(transform, Evaluation):
-        raise SettingError(f"cache: cannot tell what {transform!r} does; expected square, resize_crop or unchanged")
+        raise SettingError(f"cache: {transform!r} cannot be cached; expected square, resize_crop or unchanged")
 
     def rows() -> Iterator[Pixels | DataError]:
         picks = (_Pick(image_set, index) for index in range(len(image_set)))
@@ -159,14 +158,14 @@ def _draw(sets: Sequence[ImageSet], per_domain: int, seed: int, step: int) -> li
     generator = np.random.default_rng((seed, step))
     drawn = [generator.integers(len(image_set), size=per_domain) for image_set in sets]
     picks = [(domain, int(index)) for domain, indices in enumerate(drawn) for index in indices]
-    # counted from 1, because numpy takes (seed, step, 0) for (seed, step)
+    # counted from 1, because numpy treats (seed, step, 0) as (seed, step)
     return [_Pick(sets[d], index, d, (seed, step, place)) for place, (d, index) in enumerate(picks, start=1)]
 
 
 def _decoded(
     steps: Iterable[list[_Pick]], transform: Transform, size: int, workers: int, prefetch: int, on_error: str
 ) -> Iterator[Batch]:
-    """Read image by image, over the borders of batches, so that no thread waits for the last image of one."""
+    """Read image by image across batches, so that no thread waits for the last image of a batch."""
     picks = (pick for step in steps for pick in step)
     read = in_order(lambda pick: (pick, pick.read(transform)), picks, workers=workers, ahead=prefetch * size)
     with closing(read):

@@ -38,7 +38,7 @@ class DataWarning(UserWarning):
 
 
 class Source(Protocol):
-    """Where the images of a set lie."""
+    """The images of a set, in files or arrays."""
 
     def __len__(self) -> int: ...
 
@@ -55,7 +55,7 @@ class Source(Protocol):
         ...
 
     def identity(self) -> Iterator[bytes]:
-        """Yield what tells this source from another: changed files or pixels change it."""
+        """Yield bytes that identify this source: changed files or pixels change them."""
         ...
 
 
@@ -124,7 +124,7 @@ class Arrays:
         return np.asarray(self.pixels[indices if self.rows is None else self.rows[indices]])
 
     def row(self, index: int) -> int:
-        """Return the row in the whole array at which an image of this set lies."""
+        """Return the row of an image of this set in the whole array."""
         return index if self.rows is None else int(self.rows[index])
 
     def location(self, index: int) -> str:
@@ -145,7 +145,7 @@ class Arrays:
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images with labels: `labels[i]` is a position in `classes`, or -1 where it is not known."""
+    """Images with labels: `labels[i]` is a position in `classes`, or -1 if it is not known."""
 
     name: str
     classes: tuple[str, ...]
@@ -267,12 +267,12 @@ class Benchmark:
 
 
 def normalise_name(name: str) -> str:
-    """Return the letters and digits of a name, lower case: what `Real World`, `RealWorld`, `real_world` share."""
+    """Return the letters and digits of a name, lower case: the same for `Real World`, `RealWorld` and `real_world`."""
     return "".join(c for c in name.casefold() if c.isalnum())
 
 
 def choose_domains(name: str, wanted: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    """Return the wanted ones of the known names, spelled and ordered as known; all of them for None."""
+    """Return the wanted names in the spelling and order of the known ones; all of them for None."""
     if wanted is None:
         return list(known)
     if isinstance(wanted, str):

@@ -1,7 +1,7 @@
 """From a decoded image to the tensor that a network gets: float, [3, H, W], values in [0, 1].
 
 Normalisation by mean and standard deviation belongs to the network and is not done here. A transform works on 8-bit
-pixels and is turned into floats last, so that what it yields can be kept in a cache at a quarter of the size.
+pixels; conversion to floats comes last, so that a cache needs a quarter of the space.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _BILINEAR = Image.Resampling.BILINEAR
 
 
 class Transform(Protocol):
-    """Turns an image into pixels [H, W, 3]; the generator feeds those transforms that draw at random."""
+    """Turns an image into pixels [H, W, 3]; the generator is for random transforms."""
 
     def pixels(self, image: Image.Image, generator: np.random.Generator | None = None) -> Pixels:
         """Return the transformed image as 8-bit RGB."""
@@ -78,7 +78,7 @@ class Evaluation:
         short = self.resize or min(width, height)
         long = int(short * max(width, height) / min(width, height))
         if short * long > MAX_PIXELS:  # a strip one pixel wide would become millions long
-            raise DataError(f"{width} x {height} pixels: too long a strip to be resized to {short} x {long}")
+            raise DataError(f"{width} x {height} pixels: too narrow to be resized to {short} x {long}")
         return (short, long) if width <= height else (long, short)
 
 
@@ -105,7 +105,7 @@ def resize_crop(resize: int, crop: int) -> Evaluation:
 
 
 def unchanged() -> Evaluation:
-    """Leave the pixels as they are: for arrays, and for files that have the network's size already."""
+    """Leave the pixels unchanged: for arrays, and for files that already have the network's size."""
     return Evaluation()
 
 
@@ -134,8 +134,8 @@ def training(size: int) -> "Augmentation":
 class Augmentation:
     """Random crop, flip, colour jitter and greying, all drawn from the generator of the call.
 
-    The operations are those of torchvision on Pillow images, to the bit; the draws come from a generator that is
-    handed in, because torchvision draws from a global one, which threads would share and a resumed run cannot set.
+    The operations are exactly those of torchvision on Pillow images; the draws come from a generator argument,
+    because torchvision draws from a global one, which threads would share and a resumed run could not restore.
     """
 
     size: int

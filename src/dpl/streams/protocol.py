@@ -13,13 +13,13 @@ from dpl.streams.domain import Domain, IntArray, Segment
 
 __all__ = ["PROTOCOLS", "Protocol", "plan"]
 
-LADDER = (1, 2, 3, 4, 5, 4, 3, 2, 1)  # the severities of a gradual shift, up and down again
+GRADUAL_SEVERITIES = (1, 2, 3, 4, 5, 4, 3, 2, 1)  # up and down again
 ORDERS = ("numpy", "python")
-DELTAS = (1e-9, 1e9)  # beyond, proportions overflow or are 0 and 1 anyway
+DELTAS = (1e-9, 1e9)  # outside this range proportions overflow or are 0 and 1
 
 
 class Protocol(NamedTuple):
-    """One protocol, told apart from the others by its walk, its resets and its order within a segment."""
+    """One protocol: its sequence of domains, its resets and its order within a segment."""
 
     name: str
     walk: Literal["once", "gradual", "mixed", "recurring"]
@@ -62,12 +62,12 @@ def plan(
     delta: float | None = None,
     visits: int | None = None,
 ) -> list[Segment]:
-    """Lay out the stream of `domains` by the named protocol.
+    """Return the segments of a stream of `domains` under the named protocol.
 
     `order="numpy"` shuffles every segment on its own, by the seed and by the segment's name and visit alone.
-    `order="python"` seeds Python's generator anew for each segment, so that domains of equal length share one
-    permutation, as the RMT library does it. `delta` turns the class-sorted order of the correlated protocols into a
-    Dirichlet one. `visits` is for `recurring`: how often the sequence comes.
+    `order="python"` seeds Python's generator again for each segment, so that domains of equal length share one
+    permutation, as in the RMT library. `delta` turns the class-sorted order of the correlated protocols into a
+    Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence.
     """
     chosen = _find(protocol)
     seed = whole_number("seed", seed, least=0)
@@ -115,14 +115,14 @@ def _gradual(domains: Sequence[Domain]) -> list[_Stop]:
     """Visit every domain at severities 1 to 5 and back to 1 before the next domain begins."""
     places = {(domain.name, domain.severity): i for i, domain in enumerate(domains)}
     names = dict.fromkeys(domain.name for domain in domains)
-    odd = places.keys() ^ {(name, severity) for name in names for severity in LADDER}
+    odd = places.keys() ^ {(name, severity) for name in names for severity in GRADUAL_SEVERITIES}
     if odd:
         listed = ", ".join(sorted(f"{name}@{severity}" for name, severity in odd))
         raise SettingError(f"a gradual stream needs each domain at severities 1 to 5; missing or extra: {listed}")
     return [
-        _Stop(f"{name}@{severity}", severity, (places[name, severity],), int(step > LADDER.index(5)))
+        _Stop(f"{name}@{severity}", severity, (places[name, severity],), int(step > GRADUAL_SEVERITIES.index(5)))
         for name in names
-        for step, severity in enumerate(LADDER)
+        for step, severity in enumerate(GRADUAL_SEVERITIES)
     ]
 
 
@@ -168,7 +168,7 @@ def _check_settings(protocol: Protocol, order: str, delta: float | None, visits:
 
 
 def _check_domains(domains: Sequence[Domain]) -> None:
-    """Refuse an empty list, and a domain that stands in it twice."""
+    """Refuse an empty list and repeated domains."""
     if not domains:
         raise SettingError("domains is empty: a stream needs at least one")
     titles = [domain.title for domain in domains]

@@ -1,4 +1,7 @@
-"""Random augmented views of image batches, as the authors of each method drew them; plain torch, on any device."""
+"""Random augmented views of image batches, as the authors of each method drew them; plain torch, on any device.
+
+A view takes images and returns images; it knows no network and no method.
+"""
 
 from dpl.views.draw import View, seeded
 from dpl.views.recipes import (

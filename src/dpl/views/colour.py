@@ -45,7 +45,7 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
         (green - blue) / divisor,
         torch.where(top == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
     )
-    # How far each channel lies below the brightest one, as a function of the angle from its own corner of the circle.
+    # How far each channel is below the brightest one, as a function of the angle from its corner of the circle.
     corner = torch.tensor((5, 3, 1), device=images.device, dtype=images.dtype).view(1, 3, 1, 1)
     angle = corner + sector + 6 * shift
     angle = angle - 6 * (angle / 6).floor()

@@ -1,7 +1,7 @@
 """Crops, turns, shifts, flips and zooms of image batches by one bilinear sampling, and blur.
 
-A view that pads, warps and crops back only ever looks at a part of the padding; sampling the original image with
-the matching rule for what lies outside gives the same pixels without computing the other three quarters.
+A view that pads, warps and crops uses only a part of the padding. Sampling the original image with the matching rule
+for pixels outside gives the same result without computing the other three quarters.
 """
 
 import math
@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass
 class SamplingGrid:
-    """Where each output pixel is looked up: columns and rows [B or 1, H, W], counted from the first pixel."""
+    """The source position of each output pixel: columns and rows [B or 1, H, W], counted from the first pixel."""
 
     x: Tensor
     y: Tensor
@@ -41,7 +41,7 @@ class SamplingGrid:
 
 
 def centred(images: Tensor, margin: int = 0) -> SamplingGrid:
-    """Return each pixel's own place, with `margin` more pixels on each side."""
+    """Return the position of each pixel, with `margin` more pixels on each side."""
     height, width = images.shape[-2:]
     x = torch.arange(-margin, width + margin, device=images.device, dtype=images.dtype)
     y = torch.arange(-margin, height + margin, device=images.device, dtype=images.dtype)
@@ -105,7 +105,7 @@ def crop(images: Tensor, left: Tensor, top: Tensor, wide: Tensor, high: Tensor) 
 
 
 def sample(images: Tensor, places: SamplingGrid, outside: Literal["border", "reflection"] = "border") -> Tensor:
-    """Look the places up by bilinear interpolation; outside the image its border, or its mirror image, goes on."""
+    """Look the places up by bilinear interpolation; outside, the border or the mirror image is used."""
     height, width = images.shape[-2:]
     size = (len(images), places.y.shape[1], places.x.shape[2])
     x, y = 2 * places.x / max(width - 1, 1) - 1, 2 * places.y / max(height - 1, 1) - 1

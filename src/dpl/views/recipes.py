@@ -1,7 +1,7 @@
 """The views that the compared methods train with: images in [0, 1] in, images of the same size out.
 
 Each function returns a callable that draws from torch's global generator; `seeded` fixes and undoes its draws. With
-`per_sample=True` every image gets factors of its own. `per_sample=False` draws them once for the whole batch, as the
+`per_sample=True` every image gets its own factors. `per_sample=False` draws them once for the whole batch, as the
 authors' code does for CoTTA, RoTTA, RMT and ROID (AdaContrast's augments images one by one). The order of the colour
 changes is drawn once for a batch in either case.
 """

@@ -58,7 +58,7 @@ def corrupt(
 
 
 def is_small(images: Images) -> bool:
-    """Tell whether images [..., H, W, 3] count as small: 32-pixel strengths, and PNG on disk."""
+    """Return whether images [..., H, W, 3] count as small: 32-pixel strengths, and PNG on disk."""
     height, width = images.shape[-3:-1]
     return max(int(height), int(width)) <= _SMALL
 
@@ -70,7 +70,7 @@ def check_settings(
     valid = (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
     for name in names:
         if name not in valid:
-            raise SettingError(f"There is no corruption {name!r}. {did_you_mean(str(name), valid)}")
+            raise SettingError(f"names: unknown corruption {name!r}. {did_you_mean(str(name), valid)}")
     for severity in severities:
         if isinstance(severity, bool) or severity not in SEVERITIES:
             raise SettingError(f"severity={severity!r}: expected a whole number from 1 to 5.")

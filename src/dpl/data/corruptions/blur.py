@@ -119,7 +119,7 @@ def _shuffle(rngs: Rngs, height: int, width: int, reach: int) -> NDArray[np.intp
     """Return which pixel ends up at each place [N, H*W] after one pass of the overwriting, last pixel first.
 
     The pass is sequential: a place copies its neighbour, which may itself have been overwritten already. So each
-    place points to the neighbour's new value (if that lies later in the image, hence was done earlier) or to its old
+    place points to the neighbour's new value (if that is later in the image, hence was done earlier) or to its old
     one, and following the pointers, twice as far each time, resolves all chains without a loop over pixels.
     """
     pixels = height * width
@@ -131,7 +131,7 @@ def _shuffle(rngs: Rngs, height: int, width: int, reach: int) -> NDArray[np.intp
     steps = np.stack([rng.integers(-reach, reach, size=shape) for rng in rngs])
     neighbour = place + steps[:, 1] * width + steps[:, 0]
     is_new = inner.ravel()[neighbour] & (neighbour > place)
-    # Entries 0..pixels-1 stand for new values, pixels..2*pixels-1 for old ones, which point to themselves.
+    # Entries 0..pixels-1 are new values, pixels..2*pixels-1 for old ones, which point to themselves.
     pointer = np.tile(np.concatenate([grid.ravel() + pixels, grid.ravel() + pixels]), (len(rngs), 1))
     pointer[:, place] = np.where(is_new, neighbour, neighbour + pixels)
     while (pointer[:, :pixels] < pixels).any():

@@ -52,7 +52,7 @@ CIFAR: Final[dict[str, Strengths]] = {
     ),
     "saturate": ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)),
 }
-"""Strengths for 32-pixel images. The last number of frost, the scale of its texture, is ours: see `frost.py`."""
+"""Strengths for 32-pixel images. The last number of frost, the texture's scale, was calibrated here: see `frost.py`."""
 
 # The authors' script has 244 where 224 was meant; the published images were made with 244, so 244 it stays.
 _SIDE = 244
@@ -96,4 +96,4 @@ IMAGENET: Final[dict[str, Strengths]] = {
     ),
     "saturate": ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2)),
 }
-"""Strengths for 224-pixel images; the scale of the frost is ours here too."""
+"""Strengths for 224-pixel images; the scale of the frost was calibrated here, too."""

@@ -96,7 +96,7 @@ def _slope(values: NDArray[np.int32], along: int, across: int) -> NDArray[np.int
 
 
 def _is_ridge(steepness: NDArray[np.int32], dx: NDArray[np.int32], dy: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Tell where the gradient is at its height, compared with the two neighbours in its own direction."""
+    """Return where the gradient is at its maximum, compared with the two neighbours in its own direction."""
     height, width = steepness.shape[1:]
     padded = np.pad(steepness, ((0, 0), (1, 1), (1, 1)))
 
