@@ -4,10 +4,13 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import dpl
+from dpl.backbones import create
 
 PACKAGE = Path(dpl.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -88,3 +91,38 @@ def test_the_core_needs_the_core_alone() -> None:
 
 def test_every_public_name_exists() -> None:
     assert all(hasattr(dpl, name) for name in dpl.__all__)
+
+
+def test_one_dpl_step_enters_few_functions() -> None:
+    model, images = dpl.adapt(create("debug_cnn"), "dpl", confidence=0.1), torch.rand(16, 3, 32, 32)
+    model(images)
+    entered = set()
+
+    def profile(frame: Any, event: str, _arg: object) -> None:
+        code = frame.f_code
+        if event == "call" and str(PACKAGE) in code.co_filename and "backbones" not in code.co_filename:
+            entered.add((code.co_filename, code.co_qualname))
+
+    sys.setprofile(profile)
+    try:
+        model(images)
+    finally:
+        sys.setprofile(None)
+    assert model.last.updated
+    assert len(entered) <= 25, sorted(entered)
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=str)
+def test_every_room_says_what_lives_there(folder: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    assert docstring, f"{folder.name}/__init__.py says nothing"
+
+
+def test_lazy_imports_also_point_down() -> None:
+    """`import_module("dpl....")` with a fixed name counts as an import."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                name = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
+                part = name.split(".")[1] if name.startswith("dpl.") else part_of(path)
+                assert LEVEL[part] <= LEVEL[part_of(path)], f"{path} imports {name}"

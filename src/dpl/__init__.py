@@ -20,7 +20,7 @@ from dpl.methods import list_methods
 from dpl.model.adaptive import AdaptiveModel, adapt, load
 from dpl.model.last import Last
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "AdaptiveModel",

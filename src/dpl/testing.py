@@ -10,13 +10,14 @@ parties run it on their own registered methods.
 import copy
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dpl.methods.settings import GradientSettings
 from dpl.model.adaptive import AdaptiveModel, adapt, load
 
 __all__ = ["CHECKS", "Subject", "check_method", "continue_from"]
@@ -152,6 +153,19 @@ def copies_are_independent(subject: Subject) -> None:
     _same_state(before, model.state_dict(), "adapting a copy")
 
 
+def selected_samples_suffice(subject: Subject, steps: int = 3) -> None:
+    """The update is the same whether the whole batch or only the method's candidates are differentiated."""
+    if not isinstance(subject.adapt().settings, GradientSettings):
+        return
+    forms = [replace(subject, settings={**subject.settings, "second_pass": form}) for form in ("never", "always")]
+    whole, selected = (form.adapt() for form in forms)
+    for ours, plain in zip(subject.run(selected, steps), subject.run(whole, steps), strict=True):
+        _require(torch.allclose(ours, plain, atol=1e-3), "candidates() leaves out samples that loss() learns from")
+    _require(
+        bool(selected.last["updated"]) == bool(whole.last["updated"]), "candidates() changes whether a step is taken"
+    )
+
+
 CHECKS: tuple[Callable[[Subject], None], ...] = (
     reset_is_exact,
     caller_is_untouched,
@@ -161,6 +175,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     resumes_exactly,
     rolls_back,
     copies_are_independent,
+    selected_samples_suffice,
 )
 
 

@@ -129,6 +129,7 @@ def open_lock(path: Path, *, wait: bool = False) -> int | None:
 
 
 def _lock(handle: int, wait: bool) -> bool:
+    """Return False if another process holds the lock; a file system without locks is an error."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -138,7 +139,7 @@ def _lock(handle: int, wait: bool) -> bool:
             import fcntl
 
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
+    except (BlockingIOError, PermissionError):
         return False
     return True
 

@@ -29,30 +29,26 @@ class NamedOptimizer:
         self.parameters = dict(parameters)
         self.optimizer = _make(list(self.parameters.values()), kind, lr, weight_decay)
 
-    def step(self, loss: Tensor, active: Tensor | None = None) -> Tensor | bool:
-        """Back-propagate and update, unless `active` is false; return whether it did.
+    def step(self, loss: Tensor, should_step: Tensor | None = None) -> Tensor | bool:
+        """Back-propagate and update, unless `should_step` is false; return whether it did.
 
         On a CPU the flag is read and the whole backward pass saved. Elsewhere reading it would make the
         device wait, so the fused optimizer gets it as the flag that also stops a mixed-precision step.
         """
-        if active is not None and (active.device.type == "cpu" or not self._can_be_called_off):
-            if not bool(active):
+        if should_step is not None and (should_step.device.type == "cpu" or not self._can_be_called_off):
+            if not bool(should_step):
                 return False
-            active = None
+            should_step = None
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        return self.commit(active)
-
-    def commit(self, active: Tensor | None = None) -> Tensor | bool:
-        """Update from the gradients that are there, unless `active` is false."""
-        if active is not None:
+        if should_step is not None:
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]
-            self.optimizer.found_inf = (~active).float()  # type: ignore[attr-defined]
+            self.optimizer.found_inf = (~should_step).float()  # type: ignore[attr-defined]
         self.optimizer.step()
-        if active is not None:
+        if should_step is not None:
             del self.optimizer.found_inf, self.optimizer.grad_scale  # type: ignore[attr-defined]
         self.optimizer.zero_grad()
-        return True if active is None else active
+        return True if should_step is None else should_step
 
     @property
     def _can_be_called_off(self) -> bool:

@@ -197,7 +197,9 @@ class GradientMethod(Method[G]):
         Where samples do not influence each other and few take part, the batch first runs without a graph. Then its
         candidates run again with one: for half a batch that costs less than a graph over all of it.
         """
-        twice = self._selects_first(images)
+        mode = self.settings.second_pass
+        wanted = images.device.type == "cpu" and self.share <= _FEW if mode == "auto" else mode == "always"
+        twice = wanted and self.network.samples_are_independent
         with torch.set_grad_enabled(not twice):
             out = self.network(images)
         chosen = self.candidates(out)
@@ -211,12 +213,6 @@ class GradientMethod(Method[G]):
         part = self.network(images[rows])
         return replace(part, reference=out.reference[rows], whole=out.reference, candidates=chosen)
 
-    def _selects_first(self, images: Tensor) -> bool:
-        """Return whether a pass without a graph selects the samples that a second one differentiates."""
-        mode = self.settings.second_pass
-        wanted = images.device.type == "cpu" and self.share <= _FEW if mode == "auto" else mode == "always"
-        return wanted and self.network.samples_are_independent
-
     def update(self, objective: Objective, out: Pass) -> None:
         """Add the terms, take one optimizer step if there is reason to, and record what happened."""
         for term in self.terms:
@@ -227,16 +223,12 @@ class GradientMethod(Method[G]):
             share = torch.as_tensor(objective.selected, device=finite.device)
             should_step = should_step & (share >= self.settings.min_selected)
         updated = self.optimizer.step(objective.value, should_step)
-        self.remember_share(updated, out)
+        if updated is True and out.candidates is not None:  # a batch that changes nothing changes no state
+            self.share = int(out.candidates.sum()) / len(out.whole)
         self.facts = {"loss": objective.value.detach(), **objective.facts, "updated": updated}
         if updated is False:  # known on the host
             few = "too few samples" if self.settings.min_selected > 0 else "no sample"
             self.facts["reason"] = f"{few} to learn from" if bool(finite) else "the loss is not finite"
-
-    def remember_share(self, updated: Tensor | bool, out: Pass) -> None:
-        """Remember how many samples took part in an update; a batch that changes nothing changes no state."""
-        if updated is True and out.candidates is not None and out.whole.device.type == "cpu":
-            self.share = int(out.candidates.sum()) / len(out.whole)
 
     def require_source(self, source: Source | None, relative: str) -> Source:
         """Return the source batches, or raise an error that names a method which does without."""

@@ -96,7 +96,8 @@ class SAR(GradientMethod[SARSettings]):
             self.optimizer.optimizer.zero_grad()
             second.value.backward()  # type: ignore[no-untyped-call]
         self._commit(second, first.value.detach())
-        self.remember_share(bool(self.facts["updated"]), out)
+        if self.facts["updated"] and out.candidates is not None:
+            self.share = int(out.candidates.sum()) / len(out.whole)
         self._follow(own.value.detach(), still)
         self.facts |= {"reliable": out.share(reliable), "selected": out.share(still)}
         return out.whole
@@ -117,7 +118,8 @@ class SAR(GradientMethod[SARSettings]):
         # Read on the host: whether to recover is decided there in any case, and the queue is at its end here.
         updated = bool(should_step)
         if updated:
-            self.optimizer.commit()
+            self.optimizer.optimizer.step()
+        self.optimizer.optimizer.zero_grad()
         self.facts = {"loss": second.value.detach(), **second.facts, "updated": updated}
 
     def _follow(self, loss: Tensor, selected: Tensor) -> None:

@@ -36,7 +36,7 @@ from dpl.methods.parts.shift_penalty import ShiftPenalty
 from dpl.methods.parts.source_data import on_network
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
-from dpl.network import Network, Pass
+from dpl.network import Network
 from dpl.network.norm import RunningStatistics
 from dpl.objectives import entropy, marginal_entropy
 from dpl.views import adacontrast_strong_view, seeded
@@ -113,9 +113,8 @@ class SWRNSP(GradientMethod[SWRNSPSettings]):
         for _ in range(self.settings.steps):
             with torch.enable_grad(), self.network.norm.using(groups=2):
                 both = self.network(torch.cat([images, self._changed(images)]))
-                own, changed = both.z.split(len(images))  # type: ignore[no-untyped-call]
-                out = Pass.of(images, both.logits[: len(images)], own)
-                self.update(self._objective(out.logits, own, changed), out)
+                out, changed = both.first(len(images)), both.z[len(images) :]
+                self.update(self._objective(out.logits, out.z, changed), out)
         return self.answer(images, out.logits)
 
     def _objective(self, logits: Tensor, features: Tensor, changed: Tensor) -> Objective:

@@ -73,11 +73,10 @@ class TASTBN(GradientMethod[TASTBNSettings]):
         for _ in range(self.settings.steps):
             with torch.enable_grad():
                 out = self._pass(images)
-                own, features = out.z[: len(images)], out.z[len(images) :]
-                targets, answer = self._vote(own.detach(), features.detach(), labels)
-                logits = mean_logits(own, features, labels, self.network.classes, self.settings.scale)
+                batch, features = out.first(len(images)), out.z[len(images) :]
+                targets, answer = self._vote(batch.z.detach(), features.detach(), labels)
+                logits = mean_logits(batch.z, features, labels, self.network.classes, self.settings.scale)
                 loss = mean_divergence(logits, targets)
-                batch = Pass.of(images, out.logits[: len(images)], own)
                 self.update(Objective(loss, facts={"supports": len(labels)}), batch)
         return self.answer(images, answer.log().to(out.logits.dtype))
 

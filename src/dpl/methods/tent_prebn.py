@@ -13,7 +13,7 @@ predicted by the network as it is, and nothing is learnt from it. The default le
 authors' grid (5e-6, 5e-5, 5e-4).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -78,4 +78,5 @@ class TentPreBN(GradientMethod[TentPreBNSettings]):
         if len(plain.z) < 2:
             return plain
         z = F.batch_norm(plain.z, None, None, self.prebn.weight, self.prebn.bias, training=True, eps=self.prebn.eps)
-        return Pass.of(plain.images, self.network.classifier(z), z)
+        logits = self.network.classifier(z)
+        return replace(plain, logits=logits, features=z, reference=logits.detach(), whole=logits.detach())

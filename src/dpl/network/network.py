@@ -32,12 +32,6 @@ class Pass:
     originals: int  # the first rows are the batch's own images; restyled copies may follow
     candidates: Tensor | None = None  # [B], which samples of the batch a loss may learn from; None: all
 
-    @classmethod
-    def of(cls, images: Tensor, logits: Tensor, features: Tensor | None) -> "Pass":
-        """Return a pass over a whole batch."""
-        reference = logits.detach()
-        return cls(images, logits, features, reference, reference, len(images))
-
     @cached_property
     def probabilities(self) -> Tensor:
         """Softmax of the reference logits."""
@@ -51,6 +45,12 @@ class Pass:
                 "this network's classifier was not called in the forward pass; name it with classifier='...'"
             )
         return self.features
+
+    def first(self, count: int) -> "Pass":
+        """Return the pass of the first images, as if they were the whole batch."""
+        features = None if self.features is None else self.features[:count]
+        reference = self.reference[:count]
+        return Pass(self.images[:count], self.logits[:count], features, reference, reference, count)
 
     def share(self, mask: Tensor) -> Tensor:
         """Return the fraction of the whole batch that a mask over this pass's own images selects."""
@@ -96,7 +96,8 @@ class Network:
         finally:
             if hook:
                 hook.remove()
-        return Pass.of(images, logits, inputs[-1] if inputs else None)
+        reference = logits.detach()
+        return Pass(images, logits, inputs[-1] if inputs else None, reference, reference, len(images))
 
     @property
     def samples_are_independent(self) -> bool:
@@ -113,7 +114,7 @@ class Network:
     @property
     def prototypes(self) -> Tensor:
         """W, the classifier's rows [C, d]; recomputed at each access where they are weight-normed."""
-        layer = self.classifier
+        layer = self._classifier or self.classifier
         direction, size = getattr(layer, "weight_v", None), getattr(layer, "weight_g", None)
         if isinstance(direction, Tensor) and isinstance(size, Tensor):
             return torch._weight_norm(direction, size, 0)
