@@ -1,4 +1,4 @@
-"""Mean and variance equal the library's, with their gradients, in every layout and precision."""
+"""Mean and variance equal those of torch, with their gradients, in every layout and precision."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def maps(dtype: torch.dtype = torch.float64, layout: torch.memory_format = torch
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dims", [(0, 2, 3), (2, 3), (1,)])
 @pytest.mark.parametrize("correction", [0, 1])
-def test_values_are_the_library_s(layout: torch.memory_format, dims: tuple[int, ...], correction: int) -> None:
+def test_values_equal_those_of_torch(layout: torch.memory_format, dims: tuple[int, ...], correction: int) -> None:
     for own, other in zip(
         variance_and_mean(maps(layout=layout), dims, correction),
         torch.var_mean(maps(), dim=dims, correction=correction, keepdim=True),
@@ -25,17 +25,17 @@ def test_values_are_the_library_s(layout: torch.memory_format, dims: tuple[int, 
 
 
 @pytest.mark.parametrize("correction", [0, 1])
-def test_gradients_are_right(correction: int) -> None:
+def test_gradients_equal_finite_differences(correction: int) -> None:
     assert torch.autograd.gradcheck(lambda x: variance_and_mean(x, (0, 2, 3), correction), maps().requires_grad_())
 
 
-def test_a_large_mean_does_not_swallow_the_variance() -> None:
+def test_the_variance_is_accurate_at_a_large_mean() -> None:
     far = maps(torch.float32) + 4096
     variance, _ = variance_and_mean(far, (0, 2, 3))
     exact = torch.var_mean(far.double(), dim=(0, 2, 3), correction=0, keepdim=True)[0]
     assert torch.allclose(variance.double(), exact, rtol=1e-3)
 
 
-def test_half_precision_is_computed_in_full() -> None:
+def test_half_precision_is_computed_in_float32() -> None:
     variance, mean = variance_and_mean(maps(torch.bfloat16), (0, 2, 3))
     assert variance.dtype == mean.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Declared state: what comes back is what was put away, to the last digit."""
+"""Declared state is restored to the last digit."""
 
 import torch
 
@@ -11,7 +11,7 @@ class Counter(Stateful):
         self.declare(batches=0, mean=0.0, seen=None, sums=torch.zeros(2))
 
 
-def test_numbers_come_back_to_the_last_digit() -> None:
+def test_numbers_are_restored_to_the_last_digit() -> None:
     one, other = Counter(), Counter()
     one.batches, one.mean, one.sums = 2**40 + 1, 1 / 3, torch.tensor([0.1, 0.2])
     other.restore(one.state())
@@ -20,7 +20,7 @@ def test_numbers_come_back_to_the_last_digit() -> None:
     assert isinstance(other.batches, int)
 
 
-def test_what_comes_back_is_a_copy() -> None:
+def test_the_state_is_a_copy() -> None:
     one = Counter()
     kept = one.state()
     one.sums += 1
