@@ -1,4 +1,4 @@
-"""What a machine adds to a unit: where data and weights lie, caches, and models that are kept from unit to unit."""
+"""What a machine adds to a unit: where data and weights are, caches, and models that are kept from unit to unit."""
 
 import json
 import time
@@ -69,7 +69,7 @@ class OpenedDataset(NamedTuple):
 
 @dataclass
 class BenchContext:
-    """Where things lie on this machine, and what is kept in memory between units."""
+    """Where things are on this machine, and what is kept in memory between units."""
 
     data: Path
     files: Mapping[str, Path]
@@ -154,8 +154,8 @@ class BenchContext:
         settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in unit.settings.items()}
         start = time.perf_counter()
         model = adapt(network, unit.method, source=source, **settings)
-        told = "none" if source is None else f"{len(source.images):,} images of {source.images.name}"
-        return PreparedModel(model, time.perf_counter() - start, told)
+        used = "none" if source is None else f"{len(source.images):,} images of {source.images.name}"
+        return PreparedModel(model, time.perf_counter() - start, used)
 
     def _source_network(self, unit: Unit, classes: int) -> nn.Module:
         """Return the network with its source weights, in the layout in which convolutions are fastest."""

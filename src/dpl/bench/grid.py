@@ -22,7 +22,7 @@ __all__ = ["ExperimentGrid", "FileLocations", "read_grid", "section_cells"]
 
 @dataclass
 class FileLocations:
-    """Where the files that an experiment names lie on this machine; collects them by the hash of their content."""
+    """Where the files that an experiment names are on this machine; collects them by the hash of their content."""
 
     data: Path
     weights: Path
@@ -32,7 +32,7 @@ class FileLocations:
     _digests: dict[Path, str] = field(default_factory=dict)
 
     def digest(self, path: Path) -> str:
-        """Return a file's hash, computed once, and remember where the file lies."""
+        """Return a file's hash, computed once, and remember its path."""
         if path not in self._digests:
             self._digests[path] = file_sha256(path)
         self.files.setdefault(self._digests[path], path)
@@ -132,7 +132,7 @@ def _setting_names(method: str) -> list[str]:
 
 
 def _streams(section: Section, seed: int) -> Iterator[_Stream]:
-    """Yield the streams of a section: one for each target, or for each domain where every domain starts anew."""
+    """Yield the streams of a section: one for each target, or for each domain if the model is reset at every domain."""
     if section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE):
         yield from _domain_streams(section, seed)
         return

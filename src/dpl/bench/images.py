@@ -47,7 +47,7 @@ CLEAN = {"cifar10": "test", "cifar100": "test", "imagenet": "val"}
 
 @dataclass(frozen=True)
 class StreamedDomain:
-    """One domain as it is streamed: its images, and where they stand in the whole domain."""
+    """One domain as it is streamed: its images, and their positions in the whole domain."""
 
     domain: Domain
     images: ImageSet
@@ -157,7 +157,7 @@ def segment_batches(
 
 
 def check_data(units: Iterable[Unit], context: "BenchContext") -> list[str]:
-    """Open all that the units stream, without reading images, so that a wrong folder is told before the first run.
+    """Open all that the units stream, without reading images, so that a wrong folder is reported before the first run.
 
     Returns in what the data differ from the published ones.
     """

@@ -45,7 +45,7 @@ class Unit:
     """What is streamed: domains, or corruptions, in this order."""
     severities: tuple[int, ...] = ()
     corrupt: int | None = None
-    """Seed with which corruptions are regenerated from clean images; None: the images as they lie on disk."""
+    """Seed with which corruptions are regenerated from clean images; None: the images on disk."""
     part: str = "whole"
     """`whole`, or a part of DomainBed's split of each domain: `inside` (80 %) or `outside`."""
     holdout: float = 0.2

@@ -78,7 +78,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def forget_peak() -> None:
-    """Start looking for the peak anew, where the system lets us."""
+    """Measure the peak from now on, if the system allows it."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError):
