@@ -21,6 +21,9 @@ __all__ = [
     "write_folder",
 ]  # fmt: skip
 
+_UMASK = os.umask(0o022)  # the mask of file modes can only be read by setting it, which is safe in one thread only
+os.umask(_UMASK)
+
 
 def write_file(path: Path, data: bytes | str) -> Path:
     """Write a file, replacing an older one only once the new one is on the disk."""
@@ -39,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         with _naming(path):
             yield draft
-            draft.chmod(0o666 & ~_umask())
+            draft.chmod(0o666 & ~_UMASK)
             _sync(draft)
             os.replace(draft, path)
             sync_folder(path.parent)
@@ -57,7 +60,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
             for name, data in files.items():
                 (draft / name).write_bytes(data)
                 _sync(draft / name)
-            draft.chmod(0o777 & ~_umask())
+            draft.chmod(0o777 & ~_UMASK)
             sync_folder(draft)
             if folder.exists():
                 shutil.rmtree(previous, ignore_errors=True)
@@ -150,13 +153,6 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    """Return the process's mask of file modes, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 @contextmanager

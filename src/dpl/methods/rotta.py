@@ -30,6 +30,7 @@ from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
 from dpl.network import Network, Pass
 from dpl.network.norm import BlendedStatistics
+from dpl.objectives import entropy_of_probabilities
 from dpl.objectives.consistency import soft_cross_entropy
 from dpl.views import check_images, cotta_view, seeded
 
@@ -93,9 +94,8 @@ class RoTTA(MemoryBankMethod[RoTTASettings]):
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Offer samples to the bank with their predicted class and entropy."""
         p = at_least_float32(logits).softmax(dim=1)
-        entropy = -(p * (p + 1e-6).log()).sum(dim=1)
         policy = BankPolicy(logits.shape[1], self.settings.time_weight, self.settings.uncertainty_weight)
-        slots, rows, places = insert_timely(self.slots, p.argmax(dim=1), entropy, policy)
+        slots, rows, places = insert_timely(self.slots, p.argmax(dim=1), entropy_of_probabilities(p, 1e-6), policy)
         self.labels, self.ages, self.uncertainty = slots
         return rows, places
 
