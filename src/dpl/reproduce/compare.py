@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from dpl.bench.tables import frame
 from dpl.core.errors import SettingError
 from dpl.reproduce.layouts import LAYOUTS, Layout, Row
 from dpl.reproduce.paper import Improvement, PrintedCell, Table
@@ -241,47 +242,36 @@ def seed_means(
 
     Only seeds that ran on the same streams are averaged: those with most of them, of equals those of the earliest.
     """
-    streams = [
-        {
-            "label": row["label"],
-            "column": place[0],
-            "stream": place[1],
-            "seed": row["seed"],
-            "value": 100 - row[figure] if as_error else row[figure],
-            "images": row["n"],
-            "row": row,
-        }
-        for row in rows
-        if (place := layout.place(row)) is not None
-    ]
-    if not streams:
+    placed = [(row, place) for row in rows if (place := layout.place(row)) is not None]
+    if not placed:
         return {}
-    grouped = pd.DataFrame(streams).groupby(["label", "column"], sort=False)
-    return {(str(label), str(column)): _cell(cell, layout.streams) for (label, column), cell in grouped}
+    streams = frame([dict(row) for row, _ in placed])
+    streams["value"] = 100 - streams[figure] if as_error else streams[figure]
+    streams["cell"], streams["stream"] = zip(*(place for _, place in placed), strict=True)
+    grouped = streams.groupby(["label", "cell"], sort=False)
+    return {(str(label), str(cell)): _cell(members, layout.streams) for (label, cell), members in grouped}
 
 
 def _cell(streams: pd.DataFrame, expected: int) -> SeedMeans:
     """Return the mean over the streams of a cell, for each seed that has all of them."""
-    for _, same in streams.groupby(["seed", "stream"], sort=False):
-        _refuse_two(list(same["row"]))
+    _refuse_two(streams)
     once = streams.drop_duplicates(["seed", "stream"])
     table = once.pivot(index="seed", columns="stream", values="value")
     there = table.notna()
     fullest: Any = there.sum(axis=1).idxmax()
     values = table[there.eq(there.loc[fullest]).all(axis=1)].mean(axis=1)
-    images = int(once.loc[once["seed"] == fullest, "images"].sum())
+    images = int(once.loc[once["seed"] == fullest, "n"].sum())
     return SeedMeans(values, images, int(there.loc[fullest].sum()), expected)
 
 
-def _refuse_two(rows: Sequence[Row]) -> None:
+def _refuse_two(streams: pd.DataFrame) -> None:
     """Raise where two experiments would fill the same cell: their mean would be neither's."""
-    first = rows[0]
-    for other in rows[1:]:
-        if first["unit"] != other["unit"]:
+    for (seed, _), same in streams.groupby(["seed", "stream"], sort=False):
+        if same["unit"].nunique() > 1:
+            first, other = same.drop_duplicates("unit").iloc[0], same.drop_duplicates("unit").iloc[1]
             raise SettingError(
                 f"{first['label']}: the sections {first['section']!r} and {other['section']!r} both measured "
-                f"{other['dataset']}/{other['domains'][0]} with seed {other['seed']}; keep one of them in the "
-                "experiment file"
+                f"{other['dataset']}/{other['domains'][0]} with seed {seed}; keep one of them in the experiment file"
             )
 
 
