@@ -1,4 +1,4 @@
-"""Adapt your own model: wrap it, watch it, keep it, undo it.
+"""Adapt your own model: wrap it, watch it, save it, reset it.
 
 Runs in under a minute on a CPU, without a download: `python examples/adapt_your_model.py`. The cells (`# %%`) open as a
 notebook in editors that know the format, and in Jupyter with jupytext. Needs `pip install '.[demo]'`.
@@ -7,8 +7,8 @@ notebook in editors that know the format, and in Jupyter with jupytext. Needs `p
 # %% [markdown]
 # ## Your model and your images
 #
-# Any `nn.Module` that takes a batch of images and returns logits `[batch, classes]`. Here: a small network trained on
-# MNIST, wrapped as people do it, with the normalisation inside and the classifier somewhere below.
+# Use any `nn.Module` that takes a batch of images and returns logits `[batch, classes]`. Here it is a small network
+# trained on MNIST inside a class of your own. It normalises the images itself.
 
 # %%
 import tempfile
@@ -22,7 +22,7 @@ from dpl.demo.digits import load_source_network, uci_digits
 
 
 class MyClassifier(nn.Module):
-    """A network of your own. Nothing about it is known to the library."""
+    """A network of your own. The library knows nothing about it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,20 +35,20 @@ class MyClassifier(nn.Module):
 
 
 network = MyClassifier().eval()
-images, labels = uci_digits()  # digits of other writers and scanners; labels are only used to count
+images, labels = uci_digits()  # other writers and scanners; the labels only measure accuracy
 order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))[:384]
 batches = [order[start : start + 32] for start in range(0, len(order), 32)]
 
 # %% [markdown]
 # ## Before
 #
-# Always know what the model does without adaptation. Everything else is compared with it.
+# Measure the model without adaptation first. Everything else is compared with it.
 
 
 # %%
 @torch.no_grad()
 def accuracy_of_source() -> float:
-    """Return the accuracy of the network as it is, in percent."""
+    """Return the accuracy of the unadapted network, in percent."""
     return 100 * float((network(images[order]).argmax(dim=1) == labels[order]).float().mean())
 
 
@@ -58,8 +58,8 @@ print(f"source: {source:.1f} %")
 # %% [markdown]
 # ## Adapt
 #
-# `guard=True` watches the model against its frozen source, without labels, and ends adaptation that does harm. The
-# answer to each batch is from before the model has learnt from it.
+# `guard=True` compares the adapted model with the source model, without labels, and stops adaptation that does harm.
+# Each batch is predicted before the model adapts to it.
 
 # %%
 model = dpl.adapt(network, "dpl", lr=1e-4, guard=True)
@@ -74,12 +74,12 @@ for number, rows in enumerate(batches):
         print(f"after {seen} images: {100 * correct / seen:.1f} % so far, {model.last.confident:.0%} confident")
 
 adapted = 100 * correct / len(order)
-print(f"adapting: {adapted:.1f} % over the whole stream, {adapted - source:+.1f} against the source")
+print(f"adapting: {adapted:.1f} % over the whole stream, {adapted - source:+.1f} against the source model")
 
 # %% [markdown]
-# ## What the guard saw
+# ## What the guard did
 #
-# Nothing, on this stream. The same update with cross-entropy (`pl`) collapses, and the guard ends it.
+# Nothing, on this stream. The same update with cross-entropy (`pl`) collapses, and the guard stops it.
 
 # %%
 print(f"events with dpl: {len(model.guard.events) if model.guard else 0}")
@@ -87,32 +87,32 @@ risky = dpl.adapt(network, "pl", lr=1e-4, guard=True)
 for rows in batches[:10]:
     risky(images[rows])
 events = list(risky.guard.events) if risky.guard else []
-print(f"events with pl: {[event.action for event in events]}; who answers now: {risky.last.guard['answered_by']}")
+print(f"events with pl: {[event.action for event in events]}; predicted by: {risky.last.guard['answered_by']}")
 
 # %% [markdown]
-# ## Keep it and bring it back
+# ## Save and load
 #
-# A snapshot holds weights, optimizer, memory and random state, without pickle. The model that comes back goes on
-# with equal answers.
+# A snapshot holds weights, optimizer, memory and random state, without pickle. The loaded model makes the same
+# predictions.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
     snapshot = model.save(Path(folder) / "today")
     again = dpl.load(snapshot, network)
     first = images[order[:32]]
-    print("equal answers after loading:", torch.equal(again.predict(first), model.predict(first)))
+    print("equal predictions after loading:", torch.equal(again.predict(first), model.predict(first)))
 
 # %% [markdown]
-# ## Undo it, or take the weights away
+# ## Reset, or export the weights
 #
-# `reset` goes back to the source. `model.model` is an ordinary module with your own parameter names: use it without
-# this library if you like.
+# `reset` restores the source model. `model.model` is an ordinary module with your own parameter names, which you can
+# use without this library.
 
 # %%
 weights = {name: value.clone() for name, value in model.model.state_dict().items()}
 model.reset()
 unchanged = all(torch.equal(value, network.state_dict()[name]) for name, value in model.model.state_dict().items())
-print("weights after reset are the source's:", unchanged)
+print("weights after reset equal the source model's:", unchanged)
 
 plain = MyClassifier()
 plain.load_state_dict(weights)

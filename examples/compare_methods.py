@@ -7,7 +7,7 @@ notebook in editors that know the format, and in Jupyter with jupytext. Needs `p
 # %% [markdown]
 # ## A folder
 #
-# One sub-folder for each class, as `photos/cat/*.jpg`. To have one, write some UCI digits as PNG files.
+# One sub-folder for each class, such as `photos/cat/*.jpg`. This example writes UCI digits as PNG files.
 
 # %%
 import tempfile
@@ -44,7 +44,7 @@ print(f"{len(photos)} images of {len(photos.classes)} classes: {', '.join(photos
 # %% [markdown]
 # ## A model
 #
-# Yours. Images from files come as RGB in [0, 1], so a network for grey images needs one line more.
+# Use your own. Images from files are RGB in [0, 1], so a network for grey images needs one more line.
 
 
 # %%
@@ -66,9 +66,9 @@ network = Grey().eval()
 # %% [markdown]
 # ## The methods
 #
-# Each sees the same images in the same order, from the same source model. Two rules make the comparison fair: PL and
-# DPL have equal settings, and the statistics of BatchNorm are written down, since they often matter more than the
-# method. Say which settings you tried; the best of many on the test images is an oracle, not a result.
+# All methods start from the same source model and see the same images in the same order. Two rules make the
+# comparison fair. PL and DPL have equal settings. The BatchNorm statistics are named, because they often matter more
+# than the method. Report every setting you tried: the best of many on the test images is an oracle, not a result.
 
 # %%
 CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -89,7 +89,7 @@ def stream(images: ImageSet, seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def run(method: str, settings: dict[str, Any]) -> OnlineResult:
-    """Return what a method answers over the whole stream."""
+    """Return the predictions of a method over the whole stream."""
     return evaluate(dpl.adapt(network, method, **settings), stream(photos, seed=0))
 
 
@@ -98,8 +98,8 @@ results = {name: run(*candidate) for name, candidate in CANDIDATES.items()}
 # %% [markdown]
 # ## The table
 #
-# `accuracy` counts every batch before the model has learnt from it. `last 64` shows where a method has arrived, and
-# `classes` how many it still predicts there: a method that collapses keeps one or two. `ms` is the time for an image.
+# `accuracy` counts predictions made before the model adapts to a batch. `last 64` is the accuracy at the end, and
+# `classes` the number of classes predicted there. A method that collapses keeps one or two. `ms` is per image.
 
 # %%
 print(f"\n{'method':24}{'accuracy %':>12}{'last 64 %':>12}{'classes':>9}{'ms':>7}")
@@ -111,8 +111,8 @@ for name, result in results.items():
 # %% [markdown]
 # ## Without labels
 #
-# A flat folder has no labels, and then nobody can know the accuracy. What can be seen: how sure a method is, whether
-# it still uses all classes, and how often it disagrees with the source.
+# A flat folder has no labels, so the accuracy is unknown. You can still see the confidence of a method, whether it
+# predicts all classes, and how often it disagrees with the source model.
 
 # %%
 source = np.array(results["source"].predictions)
@@ -125,5 +125,5 @@ for name, result in results.items():
 temporary.cleanup()
 
 # %% [markdown]
-# The same for one method, from the command line: `dpl adapt --method dpl --model ... --images photos`. For protocols,
-# seeds, several domains and a search for settings on source data alone, write an experiment file: docs/bench.md.
+# For one method, the command line does the same: `dpl adapt --method dpl --model ... --images photos`. For protocols,
+# seeds, several domains and a search of settings on source data, write an experiment file: docs/bench.md.

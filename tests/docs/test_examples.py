@@ -19,9 +19,9 @@ def test_adapt_your_model(capsys: pytest.CaptureFixture[str]) -> None:
     names = run("adapt_your_model")
     assert names["adapted"] > names["source"] + 10
     assert names["end"] > names["source"] + 10
-    assert names["unchanged"], "reset gives back the source's weights"
-    assert [event.action for event in names["events"]], "the guard ends the collapse of pl"
-    assert "equal answers after loading: True" in capsys.readouterr().out
+    assert names["unchanged"], "reset restores the source weights"
+    assert [event.action for event in names["events"]], "the guard stops the collapse of pl"
+    assert "equal predictions after loading: True" in capsys.readouterr().out
 
 
 def test_compare_methods(capsys: pytest.CaptureFixture[str]) -> None:
