@@ -77,6 +77,12 @@ def source_images(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     return grey[:, None].expand(-1, 3, -1, -1).contiguous(), torch.from_numpy(_arrays("source")["labels"]).long()
 
 
+def source_batches(dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
+    """The source images and labels in batches of 32."""
+    images, labels = source_images(dtype)
+    return list(zip(images.split(32), labels.split(32), strict=True))
+
+
 def clean_test_images(dtype: torch.dtype = torch.float64) -> Tensor:
     """The first 96 clean test images (for the mixed streams)."""
     grey = torch.from_numpy(_arrays("source")["clean_test_images"]).to(dtype)
@@ -135,6 +141,12 @@ def largest_state_difference(
     return worst
 
 
+def teacher_and_model(traced: str) -> str:
+    """Our name for a traced entry of the teacher's or the model's state."""
+    _, slash, key = traced.partition("/")
+    return f"method.teacher.weights.{key}" if slash else f"model.{traced}"
+
+
 def logits_difference(name: str, logits: np.ndarray, expected: np.ndarray | None = None) -> float:
     """The largest difference between our outputs over the whole stream and the traced ones."""
     worst = float(np.abs(logits - (trace(name)["logits"] if expected is None else expected)).max())
@@ -164,3 +176,14 @@ def compare(
         "logits": logits_difference(name, logits),
         "state": largest_state_difference(name, first, rename=rename),
     }
+
+
+def same_classes(outputs: np.ndarray, expected: np.ndarray, margin: float) -> tuple[float, float]:
+    """Compare classes where the two largest traced outputs differ by more than `margin`.
+
+    Returns the fraction of such images, and the fraction of them that get the traced class.
+    """
+    largest = np.sort(expected, axis=2)
+    clear = largest[..., -1] - largest[..., -2] > margin
+    equal = outputs.argmax(axis=2) == expected.argmax(axis=2)
+    return float(clear.mean()), float(equal[clear].mean())

@@ -1,4 +1,4 @@
-"""Source, NORM, PL and TENT against traces of their authors' code."""
+"""The source model and NORM against traces of the RMT library."""
 
 from typing import Any
 
@@ -12,25 +12,14 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("rmtlib_source", "source", {}),
     ("rmtlib_norm_test", "norm", {"authors": True}),
     ("rmtlib_norm_ema", "norm", {"ema": True}),
-    ("rmtlib_tent_adam", "tent", {}),
-    ("rmtlib_tent_sgd", "tent", {"lr": 0.025, "optimizer": "nesterov"}),
-    ("t3alib_tentfull", "tent", {}),
-    ("t3alib_tentfull_g3", "tent", {"steps": 3}),
-    ("t3alib_tentclf", "tent", {"scope": "classifier", "norm": "running", "lr": 5e-3}),
-    ("t3alib_pl_g1", "pl", {"lr": 5e-4}),
-    ("t3alib_pl_g2", "pl", {"lr": 5e-4, "steps": 2}),
-    ("t3alib_pl_empty", "pl", {"lr": 5e-4, "confidence": 0.9965, "authors": True}),
-    ("t3alib_plclf", "pl", {"lr": 5e-3, "scope": "classifier"}),
 ]
 
 
 @pytest.mark.parametrize(("name", "method", "settings"), CASES, ids=[case[0] for case in CASES])
 def test_equals_the_trace(name: str, method: str, settings: dict[str, Any]) -> None:
-    difference = compare(
-        name, dpl.adapt(tiny_network(), method, **settings), rename=lambda key: key.replace(".layer.", ".")
-    )
-    assert difference["logits"] < 1e-8
-    assert difference["state"] < 1e-8
+    difference = compare(name, dpl.adapt(tiny_network(), method, **settings))
+    assert difference["logits"] < 1e-10
+    assert difference["state"] < 1e-10
 
 
 def test_blended_statistics_equal_the_trace() -> None:
@@ -47,6 +36,6 @@ def test_blended_statistics_equal_the_trace() -> None:
                 state[f"{name}.norm.{entry}"] = source + (value - source) / alpha
             state[f"{name}.norm.num_batches_tracked"] = torch.tensor(1)
     name = "rmtlib_norm_alpha"
-    assert largest_state_difference(name, state, rename=lambda key: key.replace(".layer.", ".")) < 1e-8
+    assert largest_state_difference(name, state, rename=lambda key: key.replace(".layer.", ".")) < 1e-10
     logits, _ = run(dpl.adapt(tiny_network(), "norm", norm=alpha), stream())
-    assert logits_difference(name, logits) < 1e-8
+    assert logits_difference(name, logits) < 1e-10
