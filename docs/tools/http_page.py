@@ -21,14 +21,14 @@ __all__ = ["http_page"]
 _SHAPE = (3, 32, 32)
 _STATUS = {
     "401": "the token is missing or wrong",
-    "403": "a browser asks for another site",
+    "403": "a browser sent the request from another site",
     "404": "no such stream, or the token does not cover it",
     "408": "the body did not arrive in time",
-    "409": "the stream is in another state than the request needs",
+    "409": "the snapshot that the request needs is missing or damaged",
     "413": "the body is larger than `--max-body`",
     "422": "the images or options cannot be used; the message says why",
     "429": "too many requests for this stream, or too many streams; see `Retry-After`",
-    "503": "too many requests for the server, or it is starting or stopping; see `Retry-After`",
+    "503": "too many requests for the server, it is starting or stopping, or storage fails; see `Retry-After`",
 }
 # What the OpenAPI document leaves out.
 _MEANINGS = {
