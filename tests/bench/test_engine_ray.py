@@ -17,7 +17,7 @@ from dpl.cli import main
 from dpl.core.errors import DplError, SettingError
 from turns import my_turn
 
-ray = pytest.importorskip("ray", reason="engine ray needs the extra dpl-tta[ray]")
+ray = pytest.importorskip("ray", reason="engine ray needs the extra 'ray'")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
@@ -177,6 +177,6 @@ def test_without_ray_the_extra_is_named_and_nothing_else_changes(everything, tmp
     )
     assert asked.returncode == 2
     assert asked.stderr.splitlines()[-1] == (
-        "dpl bench: ray is needed here and is not installed: pip install 'dpl-tta[ray]'"
+        "dpl bench: ray is needed here and is not installed: pip install '.[ray]' in a checkout of dpl"
     )
     assert usual.returncode == 0, usual.stderr

@@ -15,7 +15,7 @@ from dpl.bench import Store, run_cells
 from dpl.cli import main
 from dpl.core.errors import SettingError
 
-pytest.importorskip("submitit", reason="engine slurm needs the extra dpl-tta[slurm]")
+pytest.importorskip("submitit", reason="engine slurm needs the extra 'slurm'")
 
 from dpl.bench.slurm import SlurmOptions, run_on_slurm
 

@@ -37,7 +37,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     assert main(["serve", "--model", "debug_cnn", "--engine", "ray"]) != 0
-    assert "dpl-tta[ray]" in capsys.readouterr().err
+    assert ".[ray]" in capsys.readouterr().err
 
 
 def test_wrong_options_of_ray_are_told_before_it_starts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from dpl.serve.ray import owner, replica_folder
 from turns import my_turn
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'dpl-tta[ray]'"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install '.[ray]'"),
     pytest.mark.timeout(600),
 ]
 STREAMS = ("cam-0", "cam-1", "cam-2", "cam-3")

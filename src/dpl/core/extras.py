@@ -36,7 +36,7 @@ def optional(name: str, extra: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise MissingExtraError(
-            f"{name} is needed here and is not installed: pip install 'dpl-tta[{extra}]'"
+            f"{name} is needed here and is not installed: pip install '.[{extra}]' in a checkout of dpl"
         ) from error
 
 
