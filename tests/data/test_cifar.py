@@ -82,10 +82,17 @@ def test_clean_cifar_in_each_form(tmp_path, form, classes):
     assert len(images) == 200
     assert np.bincount(images.labels).tolist() == [200 // classes] * classes
     assert images.load(0).size == (32, 32)
-    if form != "folders":
-        pixels, labels = shape_arrays(200, classes)
-        assert images.labels.tolist() == labels.tolist()
-        np.testing.assert_array_equal(np.asarray(images.load(7)), pixels[7])
+
+
+@quiet
+@pytest.mark.parametrize("classes", [10, 100])
+@pytest.mark.parametrize("form", ["npz", "binary"])
+def test_clean_cifar_keeps_the_order_and_the_pixels_of_its_file(tmp_path, form, classes):
+    make_cifar(tmp_path, form, classes=classes, count=200)
+    images = open_benchmark(f"cifar{classes}", tmp_path)["test"]
+    pixels, labels = shape_arrays(200, classes)
+    assert images.labels.tolist() == labels.tolist()
+    np.testing.assert_array_equal(np.asarray(images.load(7)), pixels[7])
 
 
 @quiet

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import dpl
-from dpl.network import layout
 from nets import images, network
 
 
@@ -42,19 +41,21 @@ def test_small_images_and_pointwise_networks_stay_as_they_are() -> None:
     assert small.layout == pointwise.layout == "as_is"
 
 
-def test_timed_measures_both_layouts_and_takes_the_faster(monkeypatch) -> None:
+@pytest.mark.parametrize("slow", ["as_is", "channels_last"])
+def test_timed_measures_both_layouts_and_takes_the_faster(slow: str) -> None:
     runs = []
 
-    def slow_in_channels_last(module: nn.Module, _images: torch.Tensor) -> None:
-        runs.append(module[1].weight.is_contiguous())
-        time.sleep(0.001 if runs[-1] else 0.02)
+    def wait_in_the_slow_layout(layer: nn.Module, _inputs: tuple[torch.Tensor]) -> None:
+        runs.append("as_is" if layer.weight.is_contiguous() else "channels_last")
+        time.sleep(0.2 if runs[-1] == slow else 0)
 
-    monkeypatch.setattr(layout, "_run", slow_in_channels_last)
-    model = dpl.adapt(wide(), "tent", layout="timed")
+    network = wide()
+    network[1].register_forward_pre_hook(wait_in_the_slow_layout)
+    model = dpl.adapt(network, "tent", layout="timed")
     model(BATCH)
-    assert model.layout == "as_is"
-    assert set(runs) == {True, False}
-    assert not is_channels_last(model)
+    assert set(runs) == {"as_is", "channels_last"}
+    assert model.layout == ({"as_is", "channels_last"} - {slow}).pop()
+    assert is_channels_last(model) == (model.layout == "channels_last")
 
 
 def test_timed_runs_the_network_and_keeps_its_values() -> None:
