@@ -26,7 +26,7 @@ def through_all_phases(**settings: int) -> tuple[dpl.AdaptiveModel, list[str]]:
     return model, phases
 
 
-def test_it_is_the_method_if_none_is_named() -> None:
+def test_auto_is_the_method_if_none_is_named() -> None:
     assert isinstance(dpl.adapt(network()).method, Auto)
     assert "auto" in dpl.list_methods()
 

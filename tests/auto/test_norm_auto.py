@@ -62,7 +62,7 @@ def stream(size: int, count: int, shift: bool, labels: Tensor | None = None) -> 
     return [(shifted(draw(y, i)) if shift else draw(y, i), y) for i, y in enumerate(parts)]
 
 
-def test_a_shift_is_undone_and_source_domain_data_are_left_alone(source: nn.Module) -> None:
+def test_accuracy_rises_under_a_shift_and_source_domain_data_keep_the_source_statistics(source: nn.Module) -> None:
     still, auto = (dpl.adapt(source, "norm", norm=norm, layout="as_is") for norm in (0.0, "auto"))
     batches = stream(32, 10, shift=True)
     assert accuracy(still, batches) < 0.6

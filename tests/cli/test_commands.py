@@ -62,7 +62,7 @@ def test_adapt_predicts_a_folder(folder: Path, weights: Path, tmp_path: Path, ca
     assert (tmp_path / "s" / "manifest.json").is_file()
 
 
-def test_adapt_says_what_the_guard_did(folder: Path, weights: Path, tmp_path: Path, capsys) -> None:
+def test_adapt_prints_what_the_guard_did(folder: Path, weights: Path, tmp_path: Path, capsys) -> None:
     assert main(arguments(folder, weights, tmp_path / "p.csv", "--guard-set", "high=0.9")) == 0
     assert "guard: set_aside " in capsys.readouterr().out
     assert main(arguments(folder, weights, tmp_path / "q.csv", "--no-guard")) == 0
@@ -71,7 +71,7 @@ def test_adapt_says_what_the_guard_did(folder: Path, weights: Path, tmp_path: Pa
     assert _guarded(frozen) == "suspect 2, freeze 1; the source model predicted 40 of 60 images"
 
 
-def test_an_image_that_the_guard_sets_aside_gets_no_prediction(
+def test_an_image_that_the_guard_excludes_gets_no_prediction(
     folder: Path, weights: Path, tmp_path: Path, capsys
 ) -> None:
     assert main(arguments(folder, weights, tmp_path / "p.csv", "--guard-set", "high=0.9", "--json")) == 0
@@ -89,7 +89,7 @@ def test_a_job_is_not_resumed_without_its_guard(folder: Path, weights: Path, tmp
     assert "guard" in capsys.readouterr().err
 
 
-def test_adapt_speaks_json(folder: Path, weights: Path, tmp_path: Path, capsys) -> None:
+def test_adapt_prints_one_json_document(folder: Path, weights: Path, tmp_path: Path, capsys) -> None:
     assert main(arguments(folder, weights, tmp_path / "p.csv", "--json")) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["images"] == 60
@@ -98,7 +98,7 @@ def test_adapt_speaks_json(folder: Path, weights: Path, tmp_path: Path, capsys) 
     assert document["by_source"] == 0
 
 
-def test_adapt_goes_on_after_a_kill_as_if_never_stopped(folder: Path, weights: Path, tmp_path: Path) -> None:
+def test_adapt_continues_exactly_after_a_kill(folder: Path, weights: Path, tmp_path: Path) -> None:
     straight = arguments(folder, weights, tmp_path / "straight.csv")
     assert main(straight) == 0
     words = arguments(folder, weights, tmp_path / "p.csv", "--snapshot", str(tmp_path / "s"))
@@ -152,7 +152,7 @@ def test_a_snapshot_of_another_job_is_refused(folder: Path, weights: Path, tmp_p
         (["--classes", "/no/such/names"], "/no/such/names"),
     ],
 )
-def test_wrong_words_end_in_one_line_and_code_2(
+def test_wrong_arguments_give_one_line_and_exit_code_2(
     change, words: str, folder: Path, weights: Path, tmp_path: Path, capsys
 ) -> None:
     assert main(arguments(folder, weights, tmp_path / "p.csv", *change)) == 2
@@ -181,7 +181,7 @@ def test_list_as_json(capsys) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str, capsys) -> None:
+def test_every_command_has_help(command: str, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([command, "--help"])
     assert stopped.value.code == 0

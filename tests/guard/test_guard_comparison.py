@@ -35,7 +35,7 @@ def feed(source: list[Tensor], adapted: list[Tensor]) -> tuple[SourceComparison,
     return comparison, [comparison.compare(s, a) for s, a in zip(source, adapted, strict=True)]
 
 
-def test_the_same_answers_lose_nothing() -> None:
+def test_equal_predictions_are_no_loss() -> None:
     logits = [sure_of(labels(32, i)) for i in range(20)]
     comparison, signals = feed(logits, logits)
     assert comparison.lost == 0
@@ -44,14 +44,14 @@ def test_the_same_answers_lose_nothing() -> None:
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_unsure_contradiction_of_a_sure_source_is_loss(in_order: bool) -> None:
+def test_an_unconfident_disagreement_with_a_confident_source_is_loss(in_order: bool) -> None:
     truth = [labels(32, i).sort().values if in_order else labels(32, i) for i in range(10)]
     wrong = [sure_of((y + 1 + labels(32, 99) % 9) % CLASSES, 0.3) for y in truth]
     _, signals = feed([sure_of(y) for y in truth], wrong)
     assert signals[0].lost > 8
 
 
-def test_sure_contradiction_of_an_unsure_source_is_gain() -> None:
+def test_a_confident_disagreement_with_an_unconfident_source_is_no_loss() -> None:
     truth = [labels(32, i) for i in range(40)]
     source = [sure_of((y + labels(32, 50 + i) % 3) % CLASSES, 0.5) for i, y in enumerate(truth)]
     comparison, signals = feed(source, [sure_of(y) for y in truth])
@@ -59,7 +59,7 @@ def test_sure_contradiction_of_an_unsure_source_is_gain() -> None:
     assert comparison.lost == 0
 
 
-def test_collapse_is_loss_however_sure_it_is() -> None:
+def test_a_confident_collapse_is_loss() -> None:
     truth = [labels(32, i) for i in range(10)]
     collapsed = [sure_of(torch.where(y < 7, 3, y), 0.999) for y in truth]
     comparison, signals = feed([sure_of(y, 0.6) for y in truth], collapsed)
@@ -86,7 +86,7 @@ def test_fewer_classes_in_a_stream_sorted_by_class_are_no_collapse() -> None:
     assert comparison.lost < 4
 
 
-def test_sticking_to_one_class_of_a_sorted_stream_is_collapse() -> None:
+def test_predicting_one_class_throughout_a_sorted_stream_is_loss() -> None:
     truth, source = sorted_runs()
     comparison, _ = feed(source, [sure_of(torch.zeros_like(y), 0.99) for y in truth])
     assert comparison.lost > 8
@@ -105,7 +105,7 @@ def test_a_class_lost_over_many_runs_is_loss() -> None:
     assert feed(source, kept)[0].lost == 0
 
 
-def test_spreading_the_answers_of_a_sorted_stream_is_loss() -> None:
+def test_random_predictions_in_a_sorted_stream_are_loss() -> None:
     """What batch statistics do there: random answers, less sure where they contradict the source."""
     truth, source = sorted_runs()
     adapted = [sure_of(y) for y in truth[:20]]
@@ -128,7 +128,7 @@ def test_lower_confidence_is_no_loss_in_a_shuffled_stream() -> None:
     assert comparison.lost < 4
 
 
-def test_losses_heal() -> None:
+def test_lost_predictions_decrease_while_both_models_agree() -> None:
     truth = labels(32)
     comparison = SourceComparison(GuardSettings())
     comparison.compare(sure_of(truth), sure_of((truth + 1) % CLASSES, 0.3))
@@ -139,7 +139,7 @@ def test_losses_heal() -> None:
     assert comparison.lost < before - 4
 
 
-def test_one_row_at_a_time_adds_up() -> None:
+def test_losses_of_single_images_add_up() -> None:
     truth = labels(64)
     source, adapted = sure_of(truth), sure_of((truth + 3) % CLASSES, 0.3)
     comparison, signals = feed(list(source.split(1)), list(adapted.split(1)))
@@ -167,7 +167,7 @@ def test_an_adapted_model_that_sees_more_classes_in_a_stream_of_few_is_recognise
     assert not feed(few, few)[0].adapted_has_more_classes
 
 
-def test_a_source_of_few_classes_is_not_believed_against_distinct_answers() -> None:
+def test_distinct_adapted_predictions_outweigh_a_source_that_predicts_few_classes() -> None:
     """What a broken source calls one class, the adapted model takes apart into groups: the stream has all classes."""
     few, many = [sure_of(labels(32, i) % 2, 0.8) for i in range(40)], [sure_of(labels(32, i)) for i in range(40)]
     comparison, signals = feed(few, many)
@@ -258,7 +258,7 @@ def test_the_scale_of_the_logits_does_not_matter(factor: float) -> None:
     assert [s.regret for s in scaled] == pytest.approx([s.regret for s in plain], abs=1e-5)
 
 
-def test_state_returns_exactly() -> None:
+def test_a_restored_comparison_continues_exactly() -> None:
     first, second = SourceComparison(GuardSettings()), SourceComparison(GuardSettings())
     for i in range(7):
         first.compare(sure_of(labels(5, i)), sure_of(labels(5, i + 1), 0.5))

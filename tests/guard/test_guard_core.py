@@ -29,7 +29,7 @@ def frozen_model(**guard: Any) -> dpl.AdaptiveModel:
     return model
 
 
-def test_without_a_guard_nothing_is_different() -> None:
+def test_the_guard_changes_nothing_on_a_harmless_stream() -> None:
     plain, off, on = (dpl.adapt(network(), "tent", **kw) for kw in ({}, {"guard": False}, {"guard": True}))
     for i in range(12):
         batch = images(16, seed=i)
@@ -60,7 +60,7 @@ def test_wrong_settings_are_named(guard: Any, message: str) -> None:
         dpl.adapt(network(), "tent", guard=guard)
 
 
-def test_settings_come_as_an_object_too() -> None:
+def test_settings_can_be_given_as_an_object() -> None:
     assert dpl.adapt(network(), guard=GuardSettings(compare_every=7)).guard.settings.compare_every == 7
 
 
@@ -80,7 +80,7 @@ def test_invalid_images_are_excluded_and_explained() -> None:
     assert torch.equal(model.predict(batch)[good], clean.predict(batch[good]))
 
 
-def test_a_batch_of_bad_rows_only_is_answered_with_zeros() -> None:
+def test_a_batch_of_invalid_images_only_gets_zero_logits() -> None:
     model = dpl.adapt(network(), "tent", guard=True)
     before = inner(model)
     logits = model(torch.full((4, 3, 8, 8), torch.inf))
@@ -111,7 +111,7 @@ def test_a_step_that_overflows_is_undone() -> None:
     assert same(before, inner(model))
 
 
-def test_a_step_to_a_finite_but_absurd_state_is_undone() -> None:
+def test_a_step_to_very_large_finite_weights_is_undone() -> None:
     model = dpl.adapt(network(), "tent", guard=True, lr=1e37, optimizer="sgd")
     for i in range(3):
         assert torch.isfinite(model(images(16, seed=i))).all()
@@ -119,7 +119,7 @@ def test_a_step_to_a_finite_but_absurd_state_is_undone() -> None:
     assert max(float(p.detach().abs().max()) for p in model.model.parameters()) < 100
 
 
-def test_a_state_that_gives_no_finite_answers_does_not_last() -> None:
+def test_a_state_without_finite_predictions_freezes_the_model() -> None:
     model = dpl.adapt(network(), "tent", guard=True)
     model(images(16))
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_images_that_overflow_inside_the_network_are_excluded_too() -> None:
     assert torch.isfinite(model.predict(batch)).all()
 
 
-def test_harm_freezes_and_the_source_answers() -> None:
+def test_a_harmed_model_is_frozen_and_the_source_model_predicts() -> None:
     model = frozen_model(freeze_rows=10_000)
     source, batch = streams.network(), streams.iid("noise", 32)[0][0]
     with torch.no_grad():
@@ -284,7 +284,7 @@ def test_later_comparisons_are_on_some_images_of_some_batches() -> None:
 
 
 @pytest.mark.parametrize("make", [frozen_model, lambda: dpl.adapt(streams.network(), "tent", guard=True)])
-def test_a_state_goes_on_exactly(make: Any) -> None:
+def test_a_restored_guarded_model_continues_exactly(make: Any) -> None:
     model = make()
     batches = [images for images, _ in streams.iid("shifted", 60 * 8, 8)]
     for batch in batches[:10]:
@@ -302,7 +302,7 @@ def test_reset_also_resets_the_guard() -> None:
     assert same(model.state_dict(), dpl.adapt(streams.network(), "tent", guard=model.guard.settings).state_dict())
 
 
-def test_a_state_without_a_guard_does_not_fit() -> None:
+def test_states_with_and_without_a_guard_do_not_fit_each_other() -> None:
     plain, guarded = dpl.adapt(network(), "tent"), dpl.adapt(network(), "tent", guard=True)
     with pytest.raises(SnapshotError):
         guarded.load_state_dict(plain.state_dict())

@@ -11,7 +11,7 @@ def check(**settings: float) -> RowCheck:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e20, -1e20, 10.0, -7.0])
-def test_one_bad_value_refuses_its_row_alone(value: float) -> None:
+def test_an_image_with_an_invalid_value_is_refused_alone(value: float) -> None:
     batch = images(32)
     batch[5, 1, 2, 3] = value
     examined = check().examine(batch)
@@ -29,13 +29,13 @@ def test_ordinary_images_of_any_scale_are_accepted(scale: float) -> None:
         rows.remember(examined)
 
 
-def test_dark_images_first_do_not_make_normal_ones_suspicious() -> None:
+def test_normal_images_are_accepted_after_dark_ones() -> None:
     rows = check()
     rows.remember(rows.examine(0.02 * images(16)))
     assert not rows.examine(images(16)).refused
 
 
-def test_a_minority_cannot_move_what_is_usual() -> None:
+def test_a_minority_of_large_values_does_not_change_the_usual_range() -> None:
     rows, batch = check(), images(16)
     batch[:7] = 1e5
     examined = rows.examine(batch)
@@ -51,11 +51,11 @@ def test_examining_changes_nothing() -> None:
     assert rows.usual_peak is None
 
 
-def test_a_known_range_is_kept() -> None:
+def test_images_outside_a_given_range_are_refused() -> None:
     batch = images(4)
     batch[2, 0, 0, 0], batch[3, 0, 0, 0] = -0.01, 1.01
     assert list(check(low=0.0, high=1.0).examine(batch).refused) == [2, 3]
 
 
-def test_every_row_can_be_refused() -> None:
+def test_all_images_of_a_batch_can_be_refused() -> None:
     assert len(check().examine(torch.full((3, 3, 8, 8), torch.nan)).refused) == 3

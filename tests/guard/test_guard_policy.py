@@ -12,19 +12,19 @@ def settled() -> EscalationPolicy:
     return made
 
 
-def test_a_fresh_model_that_fails_is_frozen_at_once() -> None:
+def test_a_new_model_is_frozen_at_the_first_alarm() -> None:
     assert list(policy().escalate(has_healthy_state=False)) == [FREEZE]
 
 
-def test_a_settled_model_is_first_rolled_back() -> None:
+def test_an_older_model_with_a_healthy_state_is_rolled_back_first() -> None:
     assert next(settled().escalate(True)) == ROLL_BACK
 
 
-def test_without_a_healthy_state_it_is_reset() -> None:
+def test_an_older_model_without_a_healthy_state_is_reset_first() -> None:
     assert next(settled().escalate(False)) == RESET
 
 
-def test_trouble_that_returns_soon_escalates() -> None:
+def test_alarms_in_short_succession_escalate() -> None:
     made = settled()
     taken = []
     for _ in range(3):
@@ -34,14 +34,14 @@ def test_trouble_that_returns_soon_escalates() -> None:
     assert made.frozen
 
 
-def test_old_trouble_is_forgotten() -> None:
+def test_an_alarm_long_after_the_last_one_starts_with_a_rollback() -> None:
     made = settled()
     next(made.escalate(True))
     made.count_rows(4096)
     assert next(made.escalate(True)) == ROLL_BACK
 
 
-def test_one_batch_can_go_all_the_way() -> None:
+def test_one_batch_can_lead_to_rollback_reset_and_freeze() -> None:
     made = settled()
     assert list(made.escalate(True)) == [ROLL_BACK, RESET, FREEZE]
     assert made.frozen
@@ -74,7 +74,7 @@ def test_serving_the_source_model_has_no_wait_and_counts_as_no_freeze() -> None:
     assert (made.rows_to_wait, made.freezes) == (0, 0)
 
 
-def test_a_freeze_is_waited_out() -> None:
+def test_a_freeze_counts_images_and_does_not_end_by_itself() -> None:
     made = policy(freeze_rows=10)
     made.freeze()
     made.count_rows(6)

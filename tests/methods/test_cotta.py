@@ -38,7 +38,7 @@ def source_logits(images: Tensor) -> Tensor:
         return network(images).logits
 
 
-def test_the_source_decides_even_when_the_student_has_moved() -> None:
+def test_source_confidence_is_that_of_the_source_weights_after_updates() -> None:
     model = cotta(lr=0.05, momentum=0.5)
     for images in BATCHES[:4]:
         model(images)

@@ -49,7 +49,7 @@ class LiteralLayer(nn.Module):
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("k", [0.0, 1.0, 4.0])
-def test_the_layer_equals_the_literal_one(training: bool, k: float) -> None:
+def test_the_layer_equals_a_direct_implementation(training: bool, k: float) -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(192, 4)).double()
     plain[0].running_mean.uniform_(-0.5, 0.5)
@@ -111,7 +111,7 @@ def test_small_and_constant_batches_stay_finite(size: int, name: str) -> None:
     assert all(value.isfinite().all() for value in model.state_dict().values())
 
 
-def test_features_without_places_are_normalised_as_ever() -> None:
+def test_features_without_spatial_positions_use_the_running_statistics() -> None:
     plain = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).eval()
     model = dpl.adapt(plain, "note", update_every=8)
     with torch.no_grad():

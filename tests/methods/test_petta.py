@@ -105,7 +105,7 @@ def test_the_anchor_keeps_the_source_weights_and_follows_the_streams_statistics(
     assert any(not torch.equal(adaptive.model.state_dict()[name], original[name]) for name in adaptive.trainable)
 
 
-def test_at_full_divergence_the_teacher_stands_still() -> None:
+def test_at_full_divergence_the_teacher_keeps_its_weights() -> None:
     adaptive = dpl.adapt(tiny_network(), "petta", source=source(), momentum=0.5)
     method: Any = adaptive.method
     method.means += 1e4

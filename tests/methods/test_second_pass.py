@@ -92,7 +92,7 @@ class Mixing(nn.Module):
         return x - x.mean(dim=0)
 
 
-def test_networks_that_mix_samples_are_found_out() -> None:
+def test_networks_and_statistics_that_mix_samples_are_recognised() -> None:
     mixing = Network(nn.Sequential(network(), Mixing()))
     mixing.confirm(IMAGES)
     assert not mixing.samples_are_independent

@@ -5,7 +5,7 @@ from dpl.methods.parts.sharpness import ascended
 from parity.tiny import stream, tiny_network
 
 
-def test_the_parameters_stand_rho_uphill_and_come_back_exactly() -> None:
+def test_parameters_move_by_rho_to_a_higher_loss_and_are_restored_exactly() -> None:
     network = tiny_network()
     parameters = list(network.parameters())
     start = [p.detach().clone() for p in parameters]
@@ -17,14 +17,14 @@ def test_the_parameters_stand_rho_uphill_and_come_back_exactly() -> None:
     assert all(torch.equal(p, s) for p, s in zip(parameters, start, strict=True))
 
 
-def test_they_come_back_after_an_error_too() -> None:
+def test_parameters_are_restored_after_an_error() -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     with pytest.raises(ZeroDivisionError), ascended([weight], weight.square().sum(), 0.1):
         _ = 1 / 0
     assert weight.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_flat_loss_moves_nothing() -> None:
+def test_a_constant_loss_moves_nothing() -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     with ascended([weight], (0 * weight).sum(), 0.1):
         assert weight.tolist() == [1.0, 1.0, 1.0]

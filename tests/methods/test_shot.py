@@ -24,7 +24,7 @@ def test_without_a_confident_sample_it_is_shot_im() -> None:
 
 
 @pytest.mark.parametrize("confident", [True, False])
-def test_one_image_teaches_only_when_confident(confident: bool) -> None:
+def test_a_batch_of_one_takes_a_step_only_if_it_is_confident(confident: bool) -> None:
     adaptive = dpl.adapt(tiny_network(), "shot", confidence=0.0 if confident else 1.0)
     adaptive(stream()[0][:1])
     assert adaptive.last.updated == confident

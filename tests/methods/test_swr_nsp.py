@@ -26,7 +26,7 @@ def adapted(**settings: object) -> dpl.AdaptiveModel:
     return dpl.adapt(tiny_network(), "swr_nsp", source=source(), **(QUICK | {"augment": darker} | settings))
 
 
-def test_source_is_required_and_a_relative_named() -> None:
+def test_a_missing_or_empty_source_is_an_error_that_names_shot_im() -> None:
     with pytest.raises(dpl.SettingError, match="'shot_im'"):
         dpl.adapt(tiny_network(), "swr_nsp")
     with pytest.raises(dpl.SettingError, match="no batch"):
@@ -99,6 +99,6 @@ def test_snapshot_needs_no_source(tmp_path: Path) -> None:
     assert torch.equal(loaded(stream()[0]), start)
 
 
-def test_nothing_to_hold_is_an_error() -> None:
+def test_a_scope_without_layers_before_the_classifier_is_an_error() -> None:
     with pytest.raises(dpl.ModelError, match="before the classifier"):
         adapted(scope="classifier")

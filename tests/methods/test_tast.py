@@ -66,7 +66,7 @@ def test_only_the_head_trains() -> None:
     assert not torch.equal(model.method.head.weight, head)
 
 
-def test_training_lowers_the_loss_on_a_standing_batch() -> None:
+def test_training_lowers_the_loss_on_a_repeated_batch() -> None:
     model = dpl.adapt(tiny_network(), "tast", steps=1)
     model(stream()[0])
     first = model.last.loss

@@ -24,20 +24,20 @@ EXPECTED = {"patch_embed.norm", *(f"blocks.{i}.norm1" for i in range(9))}
         (nn.DataParallel(Transformer()), "module."),
     ],
 )
-def test_the_last_blocks_and_norm_of_a_transformer_stay(network: nn.Module, prefix: str) -> None:
+def test_the_last_blocks_and_norm_of_a_transformer_are_frozen(network: nn.Module, prefix: str) -> None:
     kept = below_top(network, dict(network.named_parameters()), TOP_LAYERS)
     assert {name.rpartition(".")[0] for name in kept} == {prefix + name for name in EXPECTED}
     assert {name for name, p in network.named_parameters() if p.requires_grad} == set(kept)
 
 
-def test_blocks_count_by_whole_numbers() -> None:
+def test_a_name_matches_whole_parts_only() -> None:
     network = Transformer()
     kept = below_top(network, dict(network.named_parameters()), ("blocks.1",))
     assert "blocks.10.norm1.weight" in kept
     assert "blocks.1.norm1.weight" not in kept
 
 
-def test_one_name_may_stand_alone() -> None:
+def test_a_single_name_is_accepted() -> None:
     network = Transformer()
     assert "norm.weight" not in below_top(network, dict(network.named_parameters()), "norm")
 

@@ -27,7 +27,7 @@ def test_loss_equals_a_slow_loop(variant: str) -> None:
     assert self_distillation(features, prototypes, logits, variant).item() == pytest.approx(total / 6, abs=1e-12)
 
 
-def test_variants_differ_in_the_network_they_make() -> None:
+def test_variants_give_different_logits() -> None:
     models = [dpl.adapt(tiny_network(), "tsd", variant=variant) for variant in ("released", "paper")]
     for images in stream()[:2]:
         released, paper = (model(images) for model in models)
@@ -42,7 +42,7 @@ def test_classifier_gets_no_gradient_but_the_rest_moves() -> None:
         assert torch.equal(parameter, adapted[name]) == name.startswith("fc")
 
 
-def test_running_statistics_follow_only_where_batch_statistics_are_used() -> None:
+def test_running_statistics_change_only_if_batch_statistics_are_used() -> None:
     source = tiny_network().bn1.running_mean
     tracked, still = dpl.adapt(tiny_network(), "tsd"), dpl.adapt(tiny_network(), "tsd", norm="running")
     tracked(stream()[0]), still(stream()[0])

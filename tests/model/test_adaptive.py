@@ -15,7 +15,7 @@ def states_equal(a: dict, b: dict) -> bool:
     return list(a) == list(b) and all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_ten_lines_of_the_readme() -> None:
+def test_a_call_predicts_and_adapts_and_reset_returns_to_the_source() -> None:
     model = dpl.adapt(network(), "dpl", confidence=0.3)
     logits = model(images())
     assert logits.shape == (8, CLASSES)
@@ -27,7 +27,7 @@ def test_ten_lines_of_the_readme() -> None:
     assert torch.equal(model.predict(images()), network()(images()))
 
 
-def test_default_method_is_dpl() -> None:
+def test_the_default_method_is_auto() -> None:
     assert dpl.adapt(network()).method.info.name == "auto"
 
 
@@ -57,7 +57,7 @@ def test_state_dict_is_a_copy() -> None:
     assert states_equal(model.state_dict(), frozen)
 
 
-def test_regulariser_acts_where_the_classifier_is_frozen_unless_switched_off() -> None:
+def test_the_regulariser_changes_affine_weights_only_through_the_gradient_of_the_memory() -> None:
     """With scope='affine' L_REG only reaches the network through the fresh batch mean."""
 
     def weights(**settings) -> torch.Tensor:
@@ -95,7 +95,7 @@ def test_no_confident_sample_changes_nothing(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["dpl_star", "dpl_o"])
-def test_one_class_alone_takes_no_step(method: str) -> None:
+def test_samples_of_a_single_class_take_no_step(method: str) -> None:
     model = dpl.adapt(network(), method, confidence=0.0)
     before = model.state_dict()
     model(images(1).expand(4, -1, -1, -1).clone())
@@ -103,7 +103,7 @@ def test_one_class_alone_takes_no_step(method: str) -> None:
     assert states_equal(before, model.state_dict())
 
 
-def test_a_batch_of_one_moves_the_memory_and_regulariser_of_dpl() -> None:
+def test_dpl_takes_a_step_on_a_batch_of_one() -> None:
     model = dpl.adapt(network(), "dpl", confidence=0.0)
     before = model.state_dict()
     model(images(1))
@@ -129,12 +129,12 @@ def test_composition_adds_the_loss_on_the_same_pass() -> None:
         ("dpl_star+dpl", "uses the DPL loss already"),
     ],
 )
-def test_composition_needs_a_gradient_method_outside_the_family(name: str, reason: str) -> None:
+def test_dpl_can_only_be_added_to_gradient_methods_without_its_loss(name: str, reason: str) -> None:
     with pytest.raises(dpl.SettingError, match=reason):
         dpl.adapt(network(), name)
 
 
-def test_callable_optimizer() -> None:
+def test_an_optimizer_can_be_given_as_a_function() -> None:
     model = dpl.adapt(network(), "tent", optimizer=lambda params: torch.optim.RMSprop(params, lr=1e-3))
     model(images())
     assert model.last.updated is True
@@ -142,7 +142,7 @@ def test_callable_optimizer() -> None:
     assert states_equal(model.state_dict(), dpl.adapt(network(), "tent").state_dict())
 
 
-def test_a_step_called_off_on_the_device_moves_nothing() -> None:
+def test_a_step_cancelled_by_a_tensor_changes_nothing() -> None:
     """The flag that a GPU reads without waiting: here on the CPU's fused kernel."""
     model = dpl.adapt(network(), "tent")
     model(images())
@@ -154,7 +154,7 @@ def test_a_step_called_off_on_the_device_moves_nothing() -> None:
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_autocast() -> None:
+def test_logits_and_weights_are_finite_under_autocast() -> None:
     model = dpl.adapt(network(), "dpl", confidence=0.3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(images())
@@ -162,7 +162,7 @@ def test_autocast() -> None:
     assert all(value.isfinite().all() for value in model.model.state_dict().values())
 
 
-def test_moves_to_another_dtype_with_everything() -> None:
+def test_a_change_of_dtype_includes_the_memory_and_the_source_weights() -> None:
     model = dpl.adapt(network(), "dpl", confidence=0.3)
     model(images())
     model.double()
@@ -172,7 +172,7 @@ def test_moves_to_another_dtype_with_everything() -> None:
     assert model.model.fc.weight.dtype == torch.float64
 
 
-def test_eval_and_train_do_not_disturb_it() -> None:
+def test_eval_and_train_change_no_prediction() -> None:
     model = dpl.adapt(network(), "tent")
     model.train()
     first = model(images())
@@ -180,7 +180,7 @@ def test_eval_and_train_do_not_disturb_it() -> None:
     assert torch.equal(first, again(images()))
 
 
-def test_threads_take_turns() -> None:
+def test_calls_from_several_threads_raise_no_error() -> None:
     model = dpl.adapt(network(), "tent")
     errors: list[Exception] = []
 
@@ -247,13 +247,13 @@ def test_a_wrong_channel_count_changes_nothing() -> None:
         ({"memory_grad": "maybe"}, "memory_grad='maybe'"),
     ],
 )
-def test_wrong_names_and_values(arguments: dict, message: str) -> None:
+def test_wrong_method_names_and_settings_are_named(arguments: dict, message: str) -> None:
     with pytest.raises(dpl.SettingError) as caught:
         dpl.adapt(network(), **({"method": "dpl"} | arguments))
     assert message in str(caught.value)
 
 
-def test_something_that_is_no_network() -> None:
+def test_a_function_is_refused_as_a_network() -> None:
     with pytest.raises(dpl.SettingError, match=r"torch\.nn\.Module"):
         dpl.adapt(lambda x: x, "dpl")  # type: ignore[arg-type]
 
@@ -264,14 +264,14 @@ class TestSnapshot:
         model(images())
         return model, model.save(tmp_path / "snapshot")
 
-    def test_round_trip(self, tmp_path) -> None:
+    def test_a_loaded_snapshot_has_the_saved_state_and_continues_equally(self, tmp_path) -> None:
         model, folder = self.saved(tmp_path)
         loaded = dpl.load(folder, network())
         assert states_equal(model.state_dict(), loaded.state_dict())
         assert loaded.settings == model.settings
         assert torch.equal(model(images(seed=1)), loaded(images(seed=1)))
 
-    def test_overwrites_only_snapshots(self, tmp_path) -> None:
+    def test_only_a_snapshot_is_overwritten(self, tmp_path) -> None:
         model, folder = self.saved(tmp_path)
         model.save(folder)
         (tmp_path / "precious").mkdir()
@@ -291,7 +291,7 @@ class TestSnapshot:
             dpl.load(folder, network("tokens"))
 
     @pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"])
-    def test_damage_is_found(self, tmp_path, name: str) -> None:
+    def test_a_damaged_file_is_refused_by_name(self, tmp_path, name: str) -> None:
         _, folder = self.saved(tmp_path)
         whole = (folder / name).read_bytes()
         for broken in (whole[:-1], whole[: len(whole) // 2], b"", whole[:50] + b"?" + whole[51:]):
@@ -315,7 +315,7 @@ class TestSnapshot:
             (folder / name).write_bytes(keep)
         assert not (tmp_path / "owned").exists()
 
-    def test_not_a_snapshot(self, tmp_path) -> None:
+    def test_an_empty_folder_is_no_snapshot(self, tmp_path) -> None:
         with pytest.raises(dpl.SnapshotError, match="not a snapshot"):
             dpl.load(tmp_path, network())
 
@@ -328,14 +328,14 @@ class TestSnapshot:
             dpl.load(folder, network())
         assert dpl.load(folder, network(), optimizer=lambda params: factory(params, 0.1)).last.updated is False
 
-    def test_manifest_says_what_made_it(self, tmp_path) -> None:
+    def test_the_manifest_holds_method_settings_and_checksums(self, tmp_path) -> None:
         _, folder = self.saved(tmp_path)
         manifest = json.loads((folder / "manifest.json").read_text())
         assert manifest["method"] == "dpl"
         assert manifest["settings"]["confidence"] == 0.3
         assert manifest["files"]["state.safetensors"]["sha256"]
 
-    def test_a_foreign_state_is_refused_and_changes_nothing(self) -> None:
+    def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(self) -> None:
         model = dpl.adapt(network(), "dpl")
         before = model.state_dict()
         other = dpl.adapt(network(), "tent").state_dict()

@@ -82,14 +82,14 @@ def test_small_networks_and_networks_without_convolutions_stay_as_they_are() -> 
     assert small.layout == flat.layout == "as_is"
 
 
-def test_a_choice_made_by_the_owner_stands() -> None:
+def test_a_network_in_channels_last_is_left_as_it_is() -> None:
     model = dpl.adapt(wide().to(memory_format=torch.channels_last), "tent")
     model(LARGE)
     assert model.layout == "as_is"
     assert is_channels_last(model)
 
 
-def test_a_snapshot_remembers_the_choice(tmp_path) -> None:
+def test_a_snapshot_keeps_the_layout(tmp_path) -> None:
     model = dpl.adapt(wide(), "dpl", layout="channels_last", confidence=0.0)
     model(BATCH)
     again = dpl.load(model.save(tmp_path / "kept"), wide())

@@ -23,14 +23,14 @@ def test_finds_the_layer_that_makes_the_logits(kind: str) -> None:
     assert torch.allclose(out.z @ wrapped.prototypes.T + wrapped.classifier.bias, out.logits, atol=1e-5)
 
 
-def test_watching_corrects_a_wrong_guess() -> None:
+def test_a_forward_pass_corrects_a_wrongly_guessed_classifier() -> None:
     wrapped = Network(network("late"))
     assert wrapped.classifier_name == "project"
     assert wrapped.confirm(images()) is False
     assert wrapped.classifier_name == "head"
 
 
-def test_the_adaptive_model_starts_over_when_the_guess_was_wrong() -> None:
+def test_the_memory_fits_the_classifier_found_in_the_first_forward_pass() -> None:
     model = dpl.adapt(network("late"), "dpl", confidence=0.2)
     model(images())
     assert model.method.term.memory.shape == (CLASSES, 12)
@@ -96,7 +96,7 @@ def test_a_given_classifier_is_checked() -> None:
         ("classifier", {"fc.weight", "fc.bias"}),
     ],
 )
-def test_scopes(scope: str, expected: set[str]) -> None:
+def test_a_scope_selects_the_trainable_parameters(scope: str, expected: set[str]) -> None:
     assert set(dpl.adapt(network(), "tent", scope=scope).trainable) == expected
 
 

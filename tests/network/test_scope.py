@@ -41,7 +41,7 @@ def test_a_start_that_is_no_module_or_leaves_nothing_is_refused() -> None:
         dpl.adapt(network(), "tent", train_from="fc")
 
 
-def test_every_third_batch_teaches() -> None:
+def test_adapt_every_3_updates_on_every_third_batch() -> None:
     model, updated = dpl.adapt(network(), "dpl", adapt_every=3, confidence=0.0), []
     for seed in range(7):
         model(images(seed=seed))
@@ -63,7 +63,7 @@ def test_the_count_of_batches_is_part_of_the_state(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("method", ["dpl", "pl", "proxy_nca"])
-def test_too_small_a_selection_takes_no_step(method: str) -> None:
+def test_fewer_selected_samples_than_min_selected_take_no_step(method: str) -> None:
     with torch.no_grad():
         alpha = float(network()(images()).softmax(1).max(1).values.median())
     eager, idle = (dpl.adapt(network(), method, confidence=alpha, min_selected=share) for share in (0.25, 0.75))

@@ -35,7 +35,7 @@ def test_backward_of_a_grouped_convolution_is_as_much_again_for_each_gradient() 
     assert count(lambda: layer(fixed).sum().backward()) == 2 * forward
 
 
-def test_counting_changes_no_answer_and_takes_a_sample() -> None:
+def test_counting_changes_no_output_and_counts_one_call_in_many() -> None:
     layer, images = nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8)
     work, plain = Work(), layer(images)
     for _ in range(SAMPLE_EVERY):
@@ -46,7 +46,7 @@ def test_counting_changes_no_answer_and_takes_a_sample() -> None:
     assert Work().gflops_per_image is None
 
 
-def test_the_peak_is_seen_after_it_is_gone() -> None:
+def test_peak_memory_includes_freed_memory() -> None:
     """In a process of its own: here memory that other tests freed may be used again."""
     code = (
         "import torch; from dpl.runs.costs import forget_peak, peak_memory; forget_peak(); before = peak_memory();"
