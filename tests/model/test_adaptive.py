@@ -142,16 +142,28 @@ def test_an_optimizer_can_be_given_as_a_function() -> None:
     assert states_equal(model.state_dict(), dpl.adapt(network(), "tent").state_dict())
 
 
-def test_a_step_cancelled_by_a_tensor_changes_nothing() -> None:
-    """The flag that a GPU reads without waiting: here on the CPU's fused kernel."""
+class ElsewhereFlag(torch.Tensor):
+    """A flag that says it is on a GPU, where reading it would make the device wait."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda")
+
+    def __bool__(self) -> bool:
+        raise AssertionError("the flag was read")
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, ElsewhereFlag])
+def test_a_step_cancelled_by_a_tensor_changes_nothing(kind: type[torch.Tensor]) -> None:
+    """A flag on the CPU is read; one elsewhere is passed to the fused kernel, here that of the CPU."""
     model = dpl.adapt(network(), "tent")
     model(images())
     before = model.state_dict()
-    for parameter in model.method.trainable.values():
-        parameter.grad = torch.ones_like(parameter)
-    model.method.optimizer.commit(torch.tensor(False))
-    after = model.state_dict()
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    parameters = list(model.method.trainable.values())
+    for flag in (False, True):
+        loss = torch.stack([parameter.sum() for parameter in parameters]).sum()
+        model.method.optimizer.step(loss, torch.tensor(flag).as_subclass(kind))
+        assert states_equal(before, model.state_dict()) is not flag
 
 
 def test_logits_and_weights_are_finite_under_autocast() -> None:
