@@ -77,7 +77,7 @@ def test_a_large_k_is_plain_batch_norm() -> None:
         assert (note(k=4.0).predict(IMAGES[:8]) - plain(IMAGES[:8])).abs().max() > 1e-2
 
 
-def test_it_learns_every_so_many_images() -> None:
+def test_it_updates_every_so_many_images() -> None:
     model = note(update_every=10)
     updates = []
     for size in (4, 4, 4, 30, 7, 1):

@@ -52,7 +52,7 @@ def test_a_robust_pass_moves_the_statistics_and_carries_their_gradient() -> None
     assert (network.module[1].running_var - plain[1].var).abs().max() < 1e-12
 
 
-def test_it_learns_every_so_many_images_whatever_the_batch() -> None:
+def test_it_updates_every_so_many_images_in_batches_of_any_size() -> None:
     model = rotta(update_every=10)
     updates = []
     for size in (4, 4, 4, 30, 7, 1):
@@ -121,7 +121,7 @@ def test_small_and_constant_batches_stay_finite(size: int, name: str) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_network_without_batch_norm_learns_too() -> None:
+def test_a_network_without_batch_norm_is_updated() -> None:
     plain = nn.Sequential(nn.Flatten(), nn.Linear(768, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 10)).eval()
     model = dpl.adapt(plain, "rotta", update_every=16)
     model(IMAGES[:32])

@@ -28,7 +28,7 @@ def test_gradients_reach_both_sides() -> None:
     assert b.grad.abs().sum() > 0
 
 
-def test_half_precision_is_computed_in_single() -> None:
+def test_half_precision_is_computed_in_float32() -> None:
     a = torch.randn(3, 4).bfloat16()
     assert soft_cross_entropy(a, a).dtype == torch.float32
     torch.testing.assert_close(symmetric_cross_entropy(a, a), symmetric_cross_entropy(a.float(), a.float()))

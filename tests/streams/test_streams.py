@@ -159,7 +159,7 @@ def test_recurring_comes_back_in_a_new_order() -> None:
     assert rows(plan("continual", domains, seed=1)[0]) == rows(segments[0])
 
 
-def test_a_domain_keeps_its_order_whatever_stands_beside_it() -> None:
+def test_the_order_of_a_domain_does_not_depend_on_the_other_domains() -> None:
     fog, snow = Domain("fog", range(50), 5), Domain("snow", range(50), 5)
     alone = plan("continual", [snow], seed=9)[0].indices[:, 1]
     beside = plan("continual", [fog, snow], seed=9)
