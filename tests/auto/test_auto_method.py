@@ -83,7 +83,7 @@ def test_calibration_measures_the_confidence_on_source_domain_data() -> None:
     for i in range(6):
         model(BATCHES[i])
     assert model.last["phase"] == "hold"  # as confident as there
-    with pytest.raises(dpl.SettingError, match="calibrate= is for the automatic choice"):
+    with pytest.raises(dpl.SettingError, match="calibrate= works only with method 'auto'"):
         dpl.adapt(network(), "tent", calibrate=source)
 
 

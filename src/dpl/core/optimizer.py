@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from dpl.core.errors import SettingError, SnapshotError
 
-__all__ = ["NamedOptimizer", "OptimizerFactory"]
+__all__ = ["NamedOptimizer", "OptimizerFactory", "laid_out_like"]
 
 OptimizerFactory = Callable[[Iterable[Parameter]], Optimizer]
 
@@ -86,13 +86,13 @@ class NamedOptimizer:
         state: dict[int, dict[str, Any]] = {}
         for key, value in flat.items():
             name, _, entry = key.rpartition("/")
-            state.setdefault(index[name], {})[entry] = _laid_out_like(self.parameters[name], value)
+            state.setdefault(index[name], {})[entry] = laid_out_like(self.parameters[name], value)
         groups = copy.deepcopy(self.optimizer.state_dict()["param_groups"])
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.optimizer.zero_grad()
 
 
-def _laid_out_like(parameter: Parameter, value: Tensor) -> Tensor:
+def laid_out_like(parameter: Tensor, value: Tensor) -> Tensor:
     """Return a copy in the parameter's memory layout: a fused step goes through both in the order of their memory."""
     if value.shape != parameter.shape:
         return value.clone()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dpl.backbones import create, load_weights
 from dpl.backbones.normalise import bare
 from dpl.core.errors import DataError, ModelError, SnapshotCorrupt
+from dpl.core.optimizer import laid_out_like
 from dpl.data import Batch
 from dpl.network.split import find_classifier, logits_of
 from dpl.training.distributed import DistributedNetwork, ProcessGroup
@@ -56,7 +57,7 @@ class Trainer:
             for full, value in tensors.items():
                 if full.startswith("optimizer."):
                     name, _, key = full.removeprefix("optimizer.").rpartition(".")
-                    self.optimizer.state[parameters[name]][key] = _laid_out_like(parameters[name], value)
+                    self.optimizer.state[parameters[name]][key] = laid_out_like(parameters[name], value)
         except (KeyError, RuntimeError) as error:
             raise SnapshotCorrupt(f"the saved state does not fit the network: {error}") from error
 
@@ -107,11 +108,6 @@ class SourceTrainer(Trainer):
 
 def _stored(value: Tensor) -> Tensor:
     return value.detach().cpu().contiguous().clone()
-
-
-def _laid_out_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return a copy in the parameter's memory layout, which can affect the last bit of an update."""
-    return value.clone() if value.ndim == 0 else torch.empty_like(parameter).copy_(value).detach()
 
 
 def _load(network: nn.Module, path: str | Path) -> bool:
