@@ -31,8 +31,9 @@ Source = Iterable[tuple[Tensor, Tensor]]
 S = TypeVar("S", bound=Settings)
 G = TypeVar("G", bound=GradientSettings)
 
-# Share of a batch up to which a second pass over the selected samples is cheaper than a graph over the whole batch.
-_FEW = 0.6
+# Share of a batch up to which a second pass over the selected samples is cheaper than a graph over the whole batch,
+# by what trains (benchmarks/second_pass.py). A classifier's own graph is cheaper than any second pass.
+_FEW = {"all": 0.7, "features": 0.7, "affine": 0.5, "classifier": 0.0}
 
 
 @dataclass
@@ -197,8 +198,9 @@ class GradientMethod(Method[G]):
         Where samples do not influence each other and few take part, the batch first runs without a graph. Then its
         candidates run again with one: for half a batch that costs less than a graph over all of it.
         """
-        mode = self.settings.second_pass
-        wanted = images.device.type == "cpu" and self.share <= _FEW if mode == "auto" else mode == "always"
+        s, form = self.settings, self.settings.second_pass
+        few = s.train_from is None and self.share <= _FEW[s.scope]  # to repeat frozen layers would be a waste
+        wanted = few and images.device.type == "cpu" if form == "auto" else form == "always"
         twice = wanted and self.network.samples_are_independent
         with torch.set_grad_enabled(not twice):
             out = self.network(images)
