@@ -6,6 +6,7 @@ True
 """
 
 from dpl import memory, objectives
+from dpl.backbones.zero_shot import zero_shot
 from dpl.core.errors import (
     DataError,
     DplError,
@@ -39,4 +40,5 @@ __all__ = [
     "load",
     "memory",
     "objectives",
+    "zero_shot",
 ]
