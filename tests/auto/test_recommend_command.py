@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_it_prints_a_choice_and_its_reasons(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["recommend", "--model", "debug_cnn", "--images", str(folder), "--batch-size", "8"]
+    words = ["recommend", "--model", "debug_cnn", "--random-weights", "--images", str(folder), "--batch-size", "8"]
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["call"].startswith("dpl.adapt(model, ")
@@ -30,5 +30,5 @@ def test_it_prints_a_choice_and_its_reasons(folder: Path, capsys: pytest.Capture
 
 
 def test_a_wrong_value_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recommend", "--model", "debug_cnn", "--images", str(folder), "--limit", "0"]) == 2
+    assert main(["recommend", "--model", "debug_cnn", "--random-weights", "--images", str(folder), "--limit", "0"]) == 2
     assert "--limit 0: expected at least 1" in capsys.readouterr().err

@@ -45,5 +45,5 @@ def test_wrong_options_of_ray_are_told_before_it_starts(capsys: pytest.CaptureFi
     from dpl.cli import main
 
     for options, hint in ((["--replicas", "0"], "replicas=0"), (["--method", "dlp"], "Did you mean")):
-        assert main(["serve", "--model", "debug_cnn", "--engine", "ray", *options]) == 2
+        assert main(["serve", "--model", "debug_cnn", "--random-weights", "--engine", "ray", *options]) == 2
         assert hint in capsys.readouterr().err

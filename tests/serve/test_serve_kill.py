@@ -122,8 +122,9 @@ def test_wrong_options_end_with_one_line(tmp_path: Path, capsys) -> None:
         (["--model", "debug_cnn", "--host", "256.1.1.1", "--port", "0"], "token"),
         (["--model", "debug_cnn", "--threads", "0", *state], "--threads must be"),
         (["--model", "no_such_network", *state], "no_such_network"),
-        (["--model", "debug_cnn", "--method", "dlp", *state], "Did you mean"),
-        (["--model", "debug_cnn", "--set", "lrr=1", *state], "lrr"),
+        (["--model", "debug_cnn", *state], "--random-weights"),
+        (["--model", "debug_cnn", "--random-weights", "--method", "dlp", *state], "Did you mean"),
+        (["--model", "debug_cnn", "--random-weights", "--set", "lrr=1", *state], "lrr"),
         (["--model", str(tmp_path), *state], "--network"),
     ]:
         assert main(["serve", *options]) == 2, options

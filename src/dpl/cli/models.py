@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dpl.cli.console import warn
 from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import choose_device
 from dpl.model.adaptive import DEFAULT_METHOD
@@ -41,6 +40,7 @@ def add_model_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
     )
     parser.add_argument("--weights", type=Path, help="weight file for a named network (.safetensors, .pth)")
     parser.add_argument("--pretrained", action="store_true", help="let timm or torchvision download their weights")
+    parser.add_argument("--random-weights", action="store_true", help="run an untrained network, to try things out")
     parser.add_argument("--classes", type=Path, help="class names in the network's order, one per line")
     if adapting:
         how = "see dpl list (default: %(default)s, chosen from the images)"
@@ -92,8 +92,11 @@ def source_network(
             raise SettingError(f"--model {path} contains weights only; name the architecture with --network NAME")
     count = len(classes) if classes else _head_size(name, weights) if weights is not None else None
     network = create(name, num_classes=count, weights=weights, pretrained=args.pretrained)
-    if weights is None and not args.pretrained:
-        warn(f"dpl {args.command}: {name} has random weights; give --weights FILE (or --pretrained)")
+    if weights is None and not (args.pretrained or args.random_weights):
+        raise SettingError(
+            f"--model {name} names a network without trained weights: give --weights FILE or --pretrained "
+            "(or --random-weights, to try things out)"
+        )
     return network.to(choose_device(args.device)), _input_size(name, network)
 
 
