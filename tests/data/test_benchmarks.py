@@ -12,7 +12,7 @@ def test_names_are_forgiving_and_unknown_ones_are_not(tmp_path):
     for name in ("CIFAR-10-C", "cifar10c", "TerraIncognita", "DomainNet-126", "Office Home"):
         with pytest.raises(DataError, match="was not found here"):
             open_benchmark(name, tmp_path)
-    assert len(list_benchmarks()) == 11
+    assert len(list_benchmarks()) == 16
 
 
 def test_an_unknown_option_names_the_nearest(tmp_path):

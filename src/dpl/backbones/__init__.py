@@ -5,7 +5,8 @@ Nothing here trains or adapts a network.
 
 from dpl.backbones.normalise import Normalized
 from dpl.backbones.records import OWN, NetworkRecord
+from dpl.backbones.subset import keep_classes
 from dpl.backbones.weights import LoadReport, load_weights
 from dpl.backbones.zoo import available, create
 
-__all__ = ["OWN", "LoadReport", "NetworkRecord", "Normalized", "available", "create", "load_weights"]
+__all__ = ["OWN", "LoadReport", "NetworkRecord", "Normalized", "available", "create", "keep_classes", "load_weights"]

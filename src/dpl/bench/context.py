@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpl.backbones import create
+from dpl.backbones import create, keep_classes
 from dpl.bench.images import StreamedDomain, part_of
 from dpl.bench.unit import SourceData, Unit
 from dpl.core.errors import DataError
 from dpl.data import Benchmark, DataWarning, ImageSet, batches, open_benchmark, open_folder
+from dpl.data.imagenet_variants import IMAGENET_VARIANTS
 from dpl.data.sets import joined
 from dpl.data.transforms import make_transform
 from dpl.model.adaptive import AdaptiveModel, adapt
@@ -149,7 +150,9 @@ class BenchContext:
 
     def _prepare(self, unit: Unit, parts: list[StreamedDomain]) -> PreparedModel:
         torch.manual_seed(unit.seed)
-        network = self._source_network(unit, len(parts[0].images.classes))
+        options = {option: self.file(digest) for option, digest in unit.files.items()}
+        outputs = self.open(unit.dataset, **options).benchmark.outputs if unit.dataset in IMAGENET_VARIANTS else None
+        network = self._source_network(unit, len(parts[0].images.classes), outputs)
         source = None if unit.source is None else self._source(unit, unit.source, parts)
         settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in unit.settings.items()}
         start = time.perf_counter()
@@ -157,11 +160,14 @@ class BenchContext:
         used = "none" if source is None else f"{len(source.images):,} images of {source.images.name}"
         return PreparedModel(model, time.perf_counter() - start, used)
 
-    def _source_network(self, unit: Unit, classes: int) -> nn.Module:
-        """Return the network with its source weights, in the layout in which convolutions are fastest."""
-        key = f"{unit.network} {unit.weights} {classes}"
+    def _source_network(self, unit: Unit, classes: int, outputs: tuple[int, ...] | None) -> nn.Module:
+        """Return the network with its source weights and the wanted outputs, in the fastest layout of convolutions."""
+        key = f"{unit.network} {unit.weights} {classes} {outputs}"
         if self._network is None or self._network[0] != key:
-            network = create(unit.network, num_classes=classes, weights=self.file(unit.weights))
+            known = classes if outputs is None else None  # as published
+            network = create(unit.network, num_classes=known, weights=self.file(unit.weights))
+            if outputs is not None:
+                keep_classes(network, outputs)
             network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             self._network = (key, network)
         return self._network[1]

@@ -12,6 +12,7 @@ from dpl.core.errors import DataError
 from dpl.data import Batch, ImageSet, batches, unchanged
 from dpl.data.corruptions.regenerate import corrupted_pixels, regenerated
 from dpl.data.facts import CORRUPTIONS, DOMAIN_FOLDERS, DOMAINNET126_COUNTS, EXTRA_CORRUPTIONS
+from dpl.data.imagenet_variants import IMAGENET_VARIANTS
 from dpl.data.sets import Indices, joined
 from dpl.data.transforms import make_transform
 from dpl.streams import Domain, Segment, domainbed_split
@@ -42,7 +43,9 @@ DOMAINS = {
     "domainnet126": tuple(DOMAINNET126_COUNTS),
 }
 CORRUPTED = ("cifar10_c", "cifar100_c", "imagenet_c")
-CLEAN = {"cifar10": "test", "cifar100": "test", "imagenet": "val"}
+CLEAN = {"cifar10": "test", "cifar100": "test", "imagenet": "val"} | dict.fromkeys(
+    ("cifar10_1", *IMAGENET_VARIANTS), "test"
+)
 
 
 @dataclass(frozen=True)

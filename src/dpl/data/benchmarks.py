@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 from dpl.core.errors import SettingError, did_you_mean
-from dpl.data.cifar import CIFAR10, CIFAR100, open_cifar, open_cifar_c
+from dpl.data.cifar import CIFAR10, CIFAR100, open_cifar, open_cifar10_1, open_cifar_c
 from dpl.data.domainnet import open_domainnet126
 from dpl.data.domains import open_domain_folders
 from dpl.data.facts import DOMAIN_FOLDERS
 from dpl.data.imagenet import open_imagenet, open_imagenet_c
+from dpl.data.imagenet_variants import IMAGENET_VARIANTS, open_imagenet_variant
 from dpl.data.sets import Benchmark, normalise_name
 
 __all__ = ["list_benchmarks", "open_benchmark"]
@@ -27,7 +28,9 @@ _OPENERS: dict[str, Callable[..., Benchmark]] = {
     "imagenet_c": open_imagenet_c,
     "cifar10": partial(open_cifar, CIFAR10),
     "cifar100": partial(open_cifar, CIFAR100),
+    "cifar10_1": open_cifar10_1,
     "imagenet": open_imagenet,
+    **{name: partial(open_imagenet_variant, variant) for name, variant in IMAGENET_VARIANTS.items()},
 }
 
 

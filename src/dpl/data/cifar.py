@@ -14,7 +14,7 @@ from dpl.data.facts import CIFAR10_CLASSES, CIFAR100_CLASSES, CORRUPTIONS, EXTRA
 from dpl.data.folders import find_home, layout_error, open_folder, shorten, sub_folders, warn_counts
 from dpl.data.sets import Arrays, Benchmark, ImageSet, choose_domains, normalise_name
 
-__all__ = ["CIFAR10", "CIFAR100", "Cifar", "open_cifar", "open_cifar_c"]
+__all__ = ["CIFAR10", "CIFAR100", "Cifar", "open_cifar", "open_cifar10_1", "open_cifar_c"]
 
 _SEVERITIES = 5
 _COUNTS = {"test": 10_000, "train": 50_000}
@@ -110,6 +110,20 @@ def _not_found(cifar: Cifar, base: Path, split: str) -> DataError:
         return layout_error(problem, layout)
     problem = f"{cifar.name} ({split}) was not found here" if base.exists() else "no such folder"
     return layout_error(f"{base}: {problem}", layout)
+
+
+def open_cifar10_1(root: str | os.PathLike[str]) -> Benchmark:
+    """Open CIFAR-10.1, 2,000 newer test images for CIFAR-10 networks (version 6)."""
+    stem, count = "cifar10.1_v6", 2_000
+    layout = f"  CIFAR-10.1/\n    {stem}_data.npy, {stem}_labels.npy"
+    names = ("CIFAR-10.1", "datasets")
+    home = find_home(root, names, lambda folder: (folder / f"{stem}_data.npy").is_file(), layout)
+    if not (home / f"{stem}_labels.npy").is_file():
+        raise layout_error(f"{home}: {stem}_labels.npy is missing", layout)
+    pixels, labels = read_npy(home / f"{stem}_data.npy"), read_npy(home / f"{stem}_labels.npy")
+    images = _array_set("CIFAR-10.1", CIFAR10, np.asarray(pixels), np.asarray(labels), home)
+    warn_counts("CIFAR-10.1", {"test": len(images)}, {"test": count})
+    return Benchmark("CIFAR-10.1", {"test": images}, CIFAR10.classes)
 
 
 def open_cifar_c(

@@ -12,7 +12,7 @@ from dpl.data.facts import CORRUPTIONS, EXTRA_CORRUPTIONS
 from dpl.data.folders import class_places, find_home, labelled_files, layout_error, shorten, sub_folders, warn_counts
 from dpl.data.sets import Benchmark, Files, ImageSet, choose_domains
 
-__all__ = ["open_imagenet", "open_imagenet_c"]
+__all__ = ["Names", "has_class_folders", "open_imagenet", "open_imagenet_c", "read_names"]
 
 _CLASSES = 1000
 _IMAGES = 50_000
@@ -37,7 +37,7 @@ def open_imagenet(
 ) -> Benchmark:
     """Open validation images in class folders; `images` and `classes` as in `open_imagenet_c`."""
     home = find_home(root, ("imagenet", "imagenet2012", "ILSVRC2012", "imagenet_val", "val"), _holds, _LAYOUT)
-    folder = home if _has_classes(home) else home / "val"
+    folder = home if has_class_folders(home) else home / "val"
     places, order = _class_places(folder, classes)
     found = _read(f"ImageNet/{folder.name}", folder, places, order, images)
     if images is None:
@@ -80,12 +80,13 @@ def open_imagenet_c(
     return Benchmark("ImageNet-C", sets, order)
 
 
-def _has_classes(folder: Path) -> bool:
+def has_class_folders(folder: Path) -> bool:
+    """Return whether sub-folders have the names of classes, as WordNet ids or numbers."""
     return folder.is_dir() and any(name.isdecimal() or _WORDNET_ID.fullmatch(name) for name in sub_folders(folder))
 
 
 def _holds(folder: Path) -> bool:
-    return _has_classes(folder) or _has_classes(folder / "val")
+    return has_class_folders(folder) or has_class_folders(folder / "val")
 
 
 def _corruption(home: Path, name: str) -> Path | None:
@@ -107,7 +108,7 @@ def _class_places(folder: Path, classes: Names | None) -> tuple[dict[str, int], 
     """
     names = sub_folders(folder)
     if classes is not None:
-        order = _lines(classes) if isinstance(classes, str | os.PathLike) else tuple(classes)
+        order = read_names(classes)
         return class_places(folder, names, order), order
     if names and all(name.isdecimal() for name in names):
         places = {name: int(name) for name in names}
@@ -137,7 +138,7 @@ def _chosen(path: Path, folder: Path, names: list[str]) -> list[int]:
         alone.setdefault(PurePosixPath(name).stem, []).append(place)
     chosen: list[int] = []
     missing: list[str] = []
-    for line in _lines(path):
+    for line in read_names(path):
         wanted = PurePosixPath(line.split()[0])
         found = [exact[key]] if (key := str(wanted.with_suffix(""))) in exact else alone.get(wanted.stem, [])
         if len(found) == 1:
@@ -149,8 +150,11 @@ def _chosen(path: Path, folder: Path, names: list[str]) -> list[int]:
     return chosen
 
 
-def _lines(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return the lines of a text file that are not empty."""
+def read_names(names: Names) -> tuple[str, ...]:
+    """Return the names in a list, or the lines of a text file that are not empty."""
+    if not isinstance(names, str | os.PathLike):
+        return tuple(names)
+    path = names
     try:
         lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:

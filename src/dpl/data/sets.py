@@ -248,11 +248,15 @@ def checked_indices(indices: ArrayLike | None, length: int) -> Indices:
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """The domains of one benchmark, in the order in which its authors number them; all share the classes."""
+    """The domains of one benchmark, in the order in which its authors number them; all share the classes.
+
+    `outputs` is set where the classes are some of those that its networks know: the network's output for each class.
+    """
 
     name: str
     domains: dict[str, ImageSet]
     classes: tuple[str, ...] = field(repr=False)
+    outputs: tuple[int, ...] | None = field(default=None, repr=False)
 
     def __getitem__(self, domain: str) -> ImageSet:
         """Return a domain by its name; capitals, spaces and underscores do not matter."""
