@@ -20,7 +20,7 @@ from dpl.data import Batch, batches, square, training, training_batches
 from dpl.data.sets import Indices
 from dpl.streams import seed_hash
 from dpl.training.curves import draw_curves
-from dpl.training.distributed import ProcessGroup, process_group
+from dpl.training.distributed import process_group
 from dpl.training.run_folder import Record, RunFolder, check_same_run, new_record, open_run_folder, session
 from dpl.training.sources import Sources, open_sources
 from dpl.training.spec import TrainSpec
@@ -96,7 +96,7 @@ def train(
     exactly the same weights. `workers` threads read images, and `cache` is a folder for decoded ones; neither changes
     the result. `device` defaults to a GPU if there is one.
 
-    Under `torchrun`, all processes share each batch; only the first one writes the folder and calls `on_step`.
+    Under `torchrun`, all processes share each batch and see `out`; only the first one writes there and calls `on_step`.
     """
     every = whole_number("save_every", spec.eval_every if save_every is None else save_every, least=1)
     with ExitStack() as stack:
@@ -105,65 +105,39 @@ def train(
         sources = open_sources(spec, data, cache=cache, workers=workers)
         stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
         if group is not None and group.rank > 0:
-            return _train_beside(spec, sources, group, place, Path(out), workers)
+            group.wait()  # for the first process, which locks the folder and checks it
+            trainer = SourceTrainer(spec, len(sources.classes), place, group)
+            run = _Run(spec, sources, trainer, RunFolder(Path(out).resolve()), workers)
+            run.restore()
+            run.go(every, None)
+            return run.result()
         folder = stack.enter_context(open_run_folder(out))
         asked = new_record(spec, sources)
         record = folder.read_record() or asked
         check_same_run(record, asked, folder.path)
-        trainer = SourceTrainer(spec, len(sources.classes), place, group)
-        run = _Run(spec, sources, trainer, folder, workers, _restore(folder, trainer))
         if group is not None:
-            group.broadcast(asdict(run.progress))
-            group.broadcast_tensors(trainer.state())
+            group.wait()
+        trainer = SourceTrainer(spec, len(sources.classes), place, group)
+        run = _Run(spec, sources, trainer, folder, workers)
+        run.restore()
+        folder.write_log(run.progress.history)
         if run.progress.step < spec.steps:
-            record["sessions"].append(
-                session(run.progress.step, place)
-                | {"fresh_head": trainer.fresh_head, "processes": 1 if group is None else group.size}
-            )
+            started = session(run.progress.step, place) | {"fresh_head": trainer.fresh_head}
+            record["sessions"].append(started | {"processes": 1 if group is None else group.size})
             folder.write_record(record)
             run.go(every, on_step)
-        return _finish(run.progress, folder, record)
+        return _finish(run, record)
 
 
-def _train_beside(
-    spec: TrainSpec, sources: Sources, group: ProcessGroup, place: torch.device, out: Path, workers: int
-) -> TrainResult:
-    """Train on the rows of this process, without a folder: the first process writes it."""
-    trainer = SourceTrainer(spec, len(sources.classes), place, group)
-    progress = _Progress(**group.broadcast())
-    trainer.load_state(group.broadcast_tensors())
-    _Run(spec, sources, trainer, None, workers, progress).go(spec.steps, None)
-    best = progress.best()
-    return TrainResult(
-        out / "best.safetensors", best["step"], best["mean"], best["validation"], progress.seconds, progress.history
-    )
-
-
-def _restore(folder: RunFolder, trainer: SourceTrainer) -> _Progress:
-    """Restore the trainer and the log from the last save."""
-    saved = folder.read_state()
-    if saved is None:
-        progress = _Progress()
-    else:
-        manifest, tensors = saved
-        trainer.load_state(tensors)
-        progress = _Progress(**manifest["progress"])
-        if not folder.best.exists():
-            raise DataError(f"{folder.best} is missing; remove {folder.path} to start this run again")
-    folder.write_log(progress.history)
-    return progress
-
-
-def _finish(progress: _Progress, folder: RunFolder, record: Record) -> TrainResult:
-    best = progress.best()
-    record["result"] = {**best, "seconds": progress.seconds, "best_sha256": file_sha256(folder.best)}
+def _finish(run: "_Run", record: Record) -> TrainResult:
+    """Note the result, draw the learning curve."""
+    best, folder, spec = run.progress.best(), run.folder, run.spec
+    record["result"] = {**best, "seconds": run.progress.seconds, "best_sha256": file_sha256(folder.best)}
     folder.write_record(record)
     settings = record["settings"]
-    left_out = f"without {settings['target']}" if settings["target"] else f"{settings['source']} alone"
-    draw_curves(progress.history, f"{settings['network']} on {settings['dataset']}, {left_out}", folder.curves)
-    return TrainResult(
-        folder.best, best["step"], best["mean"], best["validation"], progress.seconds, list(progress.history)
-    )
+    trained_on = f"without {settings['target']}" if settings["target"] else f"{settings['source']} alone"
+    draw_curves(run.progress.history, f"{spec.network} on {settings['dataset']}, {trained_on}", folder.curves)
+    return run.result()
 
 
 @dataclass
@@ -171,10 +145,32 @@ class _Run:
     spec: TrainSpec
     sources: Sources
     trainer: SourceTrainer
-    folder: RunFolder | None
-    """None except in the first process."""
+    folder: RunFolder
     workers: int
-    progress: _Progress
+    progress: _Progress = field(default_factory=_Progress)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes the folder: the first one does."""
+        return self.trainer.group is None or self.trainer.group.rank == 0
+
+    def restore(self) -> None:
+        """Restore trainer and progress from the last save, if there is one."""
+        saved = self.folder.read_state()
+        if saved is None:
+            return
+        manifest, tensors = saved
+        if not self.folder.best.exists():
+            raise DataError(f"{self.folder.best} is missing; remove {self.folder.path} to start this run again")
+        self.trainer.load_state(tensors)
+        self.progress = _Progress(**manifest["progress"])
+
+    def result(self) -> TrainResult:
+        """Return the best validation of all."""
+        best, progress = self.progress.best(), self.progress
+        return TrainResult(
+            self.folder.best, best["step"], best["mean"], best["validation"], progress.seconds, progress.history
+        )
 
     def go(self, save_every: int, on_step: OnStep | None) -> None:
         """Run the remaining steps."""
@@ -187,7 +183,7 @@ class _Run:
                 if _due(step, spec.eval_every, spec.steps):
                     self._validate(step)
                     progress.seconds = time.perf_counter() - began
-                if self.folder is not None and _due(step, save_every, spec.steps):
+                if self.writes and _due(step, save_every, spec.steps):
                     self.folder.write_state({"progress": asdict(progress)}, self.trainer.state())
                 if on_step is not None:
                     mean = progress.history[-1]["mean"] if progress.history else None
@@ -228,11 +224,10 @@ class _Run:
         entry = {"step": step, "loss": loss, "mean": mean, "validation": accuracies, "seconds": progress.seconds}
         progress.history.append(entry)
         progress.loss_sum, progress.loss_count = 0.0, 0
-        if self.folder is None:
-            return
-        if progress.best() is entry:
-            self.folder.write_best(self.trainer.weights())
-        self.folder.append_log(entry)
+        if self.writes:
+            if progress.best() is entry:
+                self.folder.write_best(self.trainer.weights())
+            self.folder.append_log(entry)
 
     def _own(self, count: int) -> Indices | None:
         """Return the validation images of this process, of `count` in all; None for all."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpl.core.errors import SettingError
-from dpl.core.settings import Checked, setting, whole_number
+from dpl.core.settings import Checked, setting
 
 __all__ = ["TrainSpec"]
 
@@ -35,5 +35,3 @@ class TrainSpec(Checked):
                 f"target={self.target!r}, source={self.source!r}: expected one of them, the domain to leave out or "
                 "the only one to train on"
             )
-        if self.max_val is not None:
-            whole_number("max_val", self.max_val, least=1)

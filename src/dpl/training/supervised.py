@@ -18,13 +18,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from dpl.backbones import create
 from dpl.backbones.normalise import bare
 from dpl.core.errors import SettingError
 from dpl.core.extras import choose_device
 from dpl.core.numerics import cosines
-from dpl.core.settings import Checked, setting, whole_number
+from dpl.core.settings import Checked, setting
 from dpl.data import ImageSet, batches, open_benchmark, unchanged
 from dpl.memory import update_class_memory
 from dpl.network.split import find_classifier, logits_of
@@ -60,11 +61,6 @@ class SupervisedSpec(Checked):
     limit: int | None = setting(None, "largest number of training and of test images; all if not given", low=2)
     seed: int = setting(0, "seed of weights, order and augmentation", low=0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.limit is not None:
-            whole_number("limit", self.limit, least=2)
-
 
 @dataclass(frozen=True)
 class EpochReport:
@@ -87,18 +83,6 @@ class SupervisedResult:
     training_images: int
     test_images: int
     history: tuple[EpochReport, ...]
-
-
-@dataclass(frozen=True)
-class _Images:
-    pixels: Tensor  # [N, 3, H, W], uint8
-    labels: Tensor  # [N], int64
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        return self.pixels[rows].to(device), self.labels[rows].to(device)
 
 
 def train_supervised(
@@ -130,25 +114,24 @@ def train_supervised(
         return result
 
 
-def _open(spec: SupervisedSpec, data: str | os.PathLike[str]) -> tuple[_Images, _Images, int]:
+def _open(spec: SupervisedSpec, data: str | os.PathLike[str]) -> tuple[TensorDataset, TensorDataset, int]:
     sets = [open_benchmark(spec.dataset, data, split=split)[split] for split in ("train", "test")]
     training, test = (_in_memory(image_set, spec.limit) for image_set in sets)
     return training, test, len(sets[0].classes)
 
 
-def _in_memory(image_set: ImageSet, limit: int | None) -> _Images:
-    """Return the images, or a fixed random subset of them."""
+def _in_memory(image_set: ImageSet, limit: int | None) -> TensorDataset:
+    """Return pixels [N, 3, H, W] (uint8) and labels of all images, or of a fixed random subset of them."""
     drawn = np.random.default_rng(0).permutation(len(image_set))[:limit]
     parts = list(batches(image_set, np.sort(drawn), unchanged(), _EVALUATION_BATCH, on_error="raise"))
     pixels = torch.cat([(part.images * 255).round().to(torch.uint8) for part in parts])
-    return _Images(pixels, torch.cat([part.labels for part in parts]))
+    return TensorDataset(pixels, torch.cat([part.labels for part in parts]))
 
 
-def _new_record(spec: SupervisedSpec, training: _Images, test: _Images) -> Record:
+def _new_record(spec: SupervisedSpec, training: TensorDataset, test: TensorDataset) -> Record:
     digest = hashlib.sha256()
-    for images in (training, test):
-        digest.update(images.pixels.numpy().tobytes())
-        digest.update(images.labels.numpy().tobytes())
+    for tensor in (*training.tensors, *test.tensors):
+        digest.update(tensor.numpy().tobytes())
     data = {"images_sha256": digest.hexdigest(), "training": len(training), "test": len(test)}
     return {"settings": dataclasses.asdict(spec), "data": data, "sessions": [], "result": None}
 
@@ -180,7 +163,7 @@ class SupervisedTrainer(Trainer):
             self.network.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay
         )
 
-    def epoch(self, epoch: int, training: _Images, test: _Images) -> EpochReport:
+    def epoch(self, epoch: int, training: TensorDataset, test: TensorDataset) -> EpochReport:
         """Train on all training images once, then test."""
         began = time.perf_counter()
         torch.manual_seed(seed_hash("epoch", self.spec.seed, epoch))
@@ -192,7 +175,7 @@ class SupervisedTrainer(Trainer):
         starts = range(0, len(order) - size + 1, size)  # a short last batch would have poor BatchNorm statistics
         total = torch.zeros((), device=self.device)
         for start in starts:
-            pixels, labels = training.batch(order[start : start + size], self.device)
+            pixels, labels = self._batch(training, order[start : start + size])
             loss = self._loss(_augmented(pixels), labels)
             self.step(loss)
             total += loss.detach()
@@ -200,6 +183,9 @@ class SupervisedTrainer(Trainer):
         if not math.isfinite(mean):
             raise SettingError(f"lr={self.spec.lr}: the loss is {mean} in epoch {epoch}; lower the learning rate")
         return EpochReport(epoch, mean, *self.accuracies(test), time.perf_counter() - began)
+
+    def _batch(self, images: TensorDataset, rows: Tensor) -> list[Tensor]:
+        return [tensor[rows].to(self.device) for tensor in images.tensors]
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         logits, features = self._forward(images)
@@ -217,13 +203,12 @@ class SupervisedTrainer(Trainer):
         return logits, self._seen.pop()
 
     @torch.inference_mode()
-    def accuracies(self, images: _Images) -> tuple[float, float]:
+    def accuracies(self, images: TensorDataset) -> tuple[float, float]:
         """Return the accuracy in percent by logits, and by cosines."""
         self.network.eval()
         correct = torch.zeros(2, device=self.device)
-        for start in range(0, len(images), _EVALUATION_BATCH):
-            rows = torch.arange(start, min(start + _EVALUATION_BATCH, len(images)))
-            pixels, labels = images.batch(rows, self.device)
+        for rows in torch.arange(len(images)).split(_EVALUATION_BATCH):
+            pixels, labels = self._batch(images, rows)
             logits, features = self._forward(pixels / 255)
             by_angle = cosines(features, self.head.weight)
             correct += torch.stack([(scores.argmax(dim=1) == labels).sum() for scores in (logits, by_angle)])
