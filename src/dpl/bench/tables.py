@@ -1,8 +1,8 @@
-"""Stored results as rows, as one pandas frame, and as tables of means over seeds and visits."""
+"""Stored results as rows, as one pandas frame, and as tables: the one place where accuracies are averaged."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpl.bench.run import Record
 from dpl.bench.selection import Cell, chosen, complete, oracle
@@ -12,7 +12,9 @@ from dpl.core.extras import optional
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MeasuredTable", "cell_rows", "frame", "measured_tables"]
+__all__ = ["AVERAGE", "MeasuredTable", "OverSeeds", "cell_rows", "frame", "measured_tables", "over_seeds"]
+
+AVERAGE = "average"
 
 
 def cell_rows(cells: Iterable[Cell], store: Store) -> list[Record]:
@@ -22,56 +24,67 @@ def cell_rows(cells: Iterable[Cell], store: Store) -> list[Record]:
 
 def _rows(cell: Cell, store: Store) -> list[Record]:
     picked, ideal = chosen(cell, store), oracle(cell, store)
-    shared = {"section": cell.section, "label": cell.label, "chosen": dict(picked.values)}
-    ideals: dict[tuple[str, int], float] = {}
+    shared: Record = {"section": cell.section, "label": cell.label, "chosen": dict(picked.values)}
+    records = store.records(picked.target)
+    beside: list[Record] = [{} for _ in records]
     if ideal is not None:
         shared["oracle_chosen"] = dict(ideal.values)
-        ideals = {_place(record): record["accuracy"] for record in store.records(ideal.target)}
-    rows = []
-    for record in store.records(picked.target):
-        column = f"{cell.source}->{record['segment']}" if cell.source else record["segment"]
-        beside = {"oracle_accuracy": ideals[_place(record)]} if ideals else {}
-        rows.append(shared | {"column": column} | picked.target.record() | record | beside)
-    return rows
+        beside = [{"oracle_accuracy": record["accuracy"]} for record in store.records(ideal.target)]
+    prefix = f"{cell.source}->" if cell.source else ""
+    return [
+        shared | {"column": f"{prefix}{record['segment']}"} | picked.target.record() | record | more
+        for record, more in zip(records, beside, strict=True)
+    ]
 
 
-def _place(record: Record) -> tuple[str, int]:
-    return record["segment"], record["visit"]
-
-
-def frame(rows: Sequence[Record]) -> "pd.DataFrame":
+def frame(rows: Sequence[Any]) -> "pd.DataFrame":
     """Return the rows as a frame: a line per finished segment, a column per field of its unit and its record."""
     made: pd.DataFrame = optional("pandas", "bench").DataFrame(rows)
     return made
 
 
+class OverSeeds(NamedTuple):
+    """Mean and sample standard deviation over seeds: a line per label, a column per stream, last their average."""
+
+    means: "pd.DataFrame"
+    deviations: "pd.DataFrame"
+
+
+def over_seeds(rows: "pd.DataFrame", column: str = "column", figure: str = "accuracy") -> OverSeeds:
+    """Average visits, then streams with equal weights, then seeds; an average needs every stream of a seed."""
+    by_visit = rows.assign(**{figure: rows[figure].astype(float)}).groupby(["label", "seed", column], sort=False)
+    values = by_visit[figure].mean().unstack().reindex(columns=rows[column].unique())
+    values[AVERAGE] = values.mean(axis=1, skipna=False)
+    by_label = values.groupby("label", sort=False)
+    labels = rows["label"].unique()
+    return OverSeeds(by_label.mean().reindex(labels), by_label.std().reindex(labels))
+
+
 @dataclass(frozen=True)
 class MeasuredTable:
-    """Accuracies in percent: a row per method, a column per segment and their average, each a mean over seeds."""
+    """Accuracies in percent of one section of an experiment file."""
 
     section: str
     protocol: str
     means: "pd.DataFrame"
+    deviations: "pd.DataFrame"
     images: int
     seeds: tuple[int, ...]
     regenerated: bool
 
 
-def measured_tables(rows: Sequence[Record], figure: str = "accuracy") -> list[MeasuredTable]:
-    """Return one table per section of the experiment file; the average needs every segment of a row."""
+def measured_tables(rows: Sequence[Record]) -> list[MeasuredTable]:
+    """Return one table per section of the experiment file."""
     if not rows:
         return []
-    return [_table(str(name), part, figure) for name, part in frame(rows).groupby("section", sort=False)]
+    return [_table(str(name), part) for name, part in frame(rows).groupby("section", sort=False)]
 
 
-def _table(section: str, rows: "pd.DataFrame", figure: str) -> MeasuredTable:
-    means = rows.groupby(["label", "column"], sort=False)[figure].mean().unstack()
-    means = means.reindex(index=rows["label"].unique(), columns=rows["column"].unique())
-    means["average"] = means.mean(axis=1, skipna=False)
+def _table(section: str, rows: "pd.DataFrame") -> MeasuredTable:
     return MeasuredTable(
-        section=section,
-        protocol=_protocol(rows),
-        means=means,
+        section,
+        _protocol(rows),
+        *over_seeds(rows),
         images=int(rows.drop_duplicates(["column", "visit", "seed"])["n"].sum()),
         seeds=tuple(sorted(rows["seed"].unique().tolist())),
         regenerated=bool(rows["regenerated"].any()),

@@ -22,12 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the page to write (default: RUN/report.html; of several runs ./report.html)")  # fmt: skip
     parser.add_argument("--data", type=Path, metavar="DIR",
                         help="folder of the images, to show some (default: where the run read them)")  # fmt: skip
+    for name, kind in (("latex", "LaTeX (.tex)"), ("csv", "CSV"), ("png", "a picture")):
+        parser.add_argument(
+            f"--{name}", action="store_true", help=f"also write the accuracies beside the page, as {kind}"
+        )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the runs, write the page, and print where it is."""
-    from dpl.report import check_output, default_output, read_runs, write_report
+    from dpl.report import check_output, default_output, read_runs, write_report, write_tables
 
     if args.data is not None and not args.data.is_dir():
         raise SettingError(f"--data {args.data}: there is no such folder")
@@ -38,16 +42,18 @@ def run(args: argparse.Namespace) -> int:
             found += read_runs(path, args.data)
             advance(1, path.name)
     page = write_report(found, out)
-    _print(found, page, args.json)
+    tables = write_tables(found, page, [name for name in ("latex", "csv", "png") if getattr(args, name)])
+    _print(found, page, tables, args.json)
     if args.open:
         webbrowser.open(page.resolve().as_uri())
     return 0
 
 
-def _print(runs: "list[Run]", page: Path, as_json: bool) -> None:
+def _print(runs: "list[Run]", page: Path, tables: list[Path], as_json: bool) -> None:
     if as_json:
         facts = [{"name": r.name, "status": r.status, "whole": r.whole, "problems": len(r.problems)} for r in runs]
-        print_json({"page": str(page), "bytes": page.stat().st_size, "runs": facts})
+        files = [str(path) for path in tables]
+        print_json({"page": str(page), "bytes": page.stat().st_size, "tables": files, "runs": facts})
         return
     for found in runs:
         print(f"{found.name}: {found.status}")
@@ -56,3 +62,5 @@ def _print(runs: "list[Run]", page: Path, as_json: bool) -> None:
         if len(found.problems) > 5:
             print(f"- and {len(found.problems) - 5} more; the page has them all")
     print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
+    for path in tables:
+        print(path)

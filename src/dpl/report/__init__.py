@@ -12,8 +12,9 @@ from dpl.data.images import EXTENSIONS
 from dpl.report.page import render
 from dpl.report.predictions import find_predictions, read_predictions
 from dpl.report.runs import Run, is_store, read_store
+from dpl.report.tables import write_tables
 
-__all__ = ["Run", "check_output", "default_output", "read_runs", "write_report"]
+__all__ = ["Run", "check_output", "default_output", "read_runs", "write_report", "write_tables"]
 
 
 def read_runs(path: Path, data: Path | None = None) -> list[Run]:

@@ -51,12 +51,13 @@ def _template() -> Any:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.filters |= {"shown": shown, "figure": lambda value: f"{shown(value):.1f}", "signed": signed}
-    environment.filters["number"] = _number
+    environment.filters |= {"number": _number, "known": lambda value: -1 if value != value else value}
     return environment.from_string(_asset("page.html.j2"))
 
 
-def _number(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
+def _number(value: float, digits: int = 0) -> str:
+    """Return a figure as text, a dash for one that is not known (NaN)."""
+    return "–" if value != value else f"{value:,.{digits}f}"
 
 
 def _view(experiment: Experiment, room: int) -> dict[str, Any]:
@@ -70,13 +71,12 @@ def _view(experiment: Experiment, room: int) -> dict[str, Any]:
         "experiment": experiment,
         "table": table,
         "headline": headline(experiment, table),
-        "notes": [note for note in experiment.notes if table is None or note not in table.notes],
         "chosen": chosen,
         "styles": line_styles(experiment),
         "drawn": _drawn_first(experiment, ranked, chosen),
         "samples": samples,
         "costs": costs(experiment),
-        "findings": _by_method_and_stream(experiment),
+        "findings": findings(experiment),
         "skipped": skipped_updates(experiment),
         "data": chart_data(experiment) | {"samples": pictures},
     }
@@ -84,8 +84,8 @@ def _view(experiment: Experiment, room: int) -> dict[str, Any]:
 
 def _ranked(experiment: Experiment, table: AccuracyTable | None) -> list[str]:
     """Return the methods by accuracy, the best first."""
-    scores = {} if table is None else {method: table.score(method) for method in experiment.methods}
-    return sorted(experiment.methods, key=lambda method: -(scores.get(method) or 0.0))
+    scores = {} if table is None else table.scores.dropna().to_dict()
+    return sorted(experiment.methods, key=lambda method: -scores.get(method, 0.0))
 
 
 def _compared_first(experiment: Experiment, ranked: Sequence[str]) -> str:
@@ -98,11 +98,3 @@ def _drawn_first(experiment: Experiment, ranked: Sequence[str], chosen: str) -> 
     """Return the methods whose lines are drawn at first: few enough to tell apart."""
     wanted = dict.fromkeys([experiment.reference, chosen, "dpl", "dpl_dagger", "pl", "tent", *ranked])
     return [method for method in wanted if method in experiment.methods][:7]
-
-
-def _by_method_and_stream(experiment: Experiment) -> dict[str, dict[str, list[Any]]]:
-    """Return the signs of trouble of the methods that show any."""
-    found: dict[str, dict[str, list[Any]]] = {}
-    for finding in findings(experiment):
-        found.setdefault(finding.method, {}).setdefault(finding.stream, []).append(finding)
-    return found

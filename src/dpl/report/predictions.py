@@ -1,12 +1,11 @@
 """A run that `dpl adapt` wrote: a predictions file, and the record beside it."""
 
 import csv
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from dpl.guard.events import GuardEvent
 from dpl.report.runs import SOURCE, UNKNOWN, Experiment, Facts, PredictionTrace, Record, Run, read_json
@@ -33,87 +32,64 @@ def _is_predictions_file(path: Path) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class _Predictions:
-    """The lines of a predictions file that can be read."""
-
-    lines: list[list[str]]
-    with_source: bool = False
-    broken: int = 0
-
-    @property
-    def predicted(self) -> list[int]:
-        return [int(line[1]) for line in self.lines]
-
-    @property
-    def by_source(self) -> list[int]:
-        """The predictions of the source model, where they were recorded."""
-        return [int(line[-1]) for line in self.lines] if self.with_source else []
-
-
 def read_predictions(path: Path, data: Path | None) -> Run:
     """Return the run that wrote a predictions file."""
     record = read_json(record_path(path))
     problems = [] if record else [Item(record_path(path).name, "there is no record of how these were made")]
-    found = _read_lines(path, problems)
-    count, total = len(found.lines), record.get("total")
-    if count:
-        problems += _not_predicted(found, record)
+    lines = _read_lines(path, problems)
+    good = lines[_readable(lines)]
+    if broken := len(lines) - len(good):
+        problems.append(Item(path.name, f"{broken:,} of {len(lines):,} lines cannot be read and are left out"))
+    if len(good):
+        problems += _not_predicted(len(lines), record)
+    count, total = len(good), record.get("total")
     status = f"{count:,} images predicted" if total is None else f"{count:,} of {total:,} images predicted"
     return Run(
         name=f"{record.get('method', 'predictions')} on {Path(str(record.get('images', path.stem))).name}",
         kind="folder of images",
         status=status if count else "empty: no prediction",
         whole=count > 0 and not problems,
-        experiments=(_folder_experiment(path, found, record, data),) if count else (),
+        experiments=(_folder_experiment(path, good, record, data),) if count else (),
         problems=tuple(problems),
     )
 
 
-def _read_lines(path: Path, problems: list[Item]) -> _Predictions:
-    """Read a predictions file; lines that cannot be read are counted."""
+def _read_lines(path: Path, problems: list[Item]) -> pd.DataFrame:
+    """Return the lines of a predictions file, classes and confidences as numbers: NaN where they are none."""
     try:
-        with path.open(encoding="utf-8", newline="", errors="replace") as file:
-            head, *lines = list(csv.reader(line.replace("\0", "") for line in file)) or [[]]
-    except (OSError, csv.Error) as error:
-        problems.append(Item(path.name, f"cannot be read ({error})"))
-        return _Predictions([])
-    if tuple(head[: len(COLUMNS)]) != COLUMNS:
-        problems.append(Item(path.name, f"not a predictions file; expected the columns {', '.join(COLUMNS)}"))
-        return _Predictions([])
-    with_source = "source" in head
-    good = [line for line in lines if len(line) == len(head) and _is_readable(line, with_source)]
-    broken = len(lines) - len(good)
-    if broken:
-        problems.append(Item(path.name, f"{broken:,} of {len(lines):,} lines cannot be read and are left out"))
-    return _Predictions(good, with_source, broken)
+        lines = pd.read_csv(path, dtype=str, na_filter=False, on_bad_lines="skip", encoding_errors="replace")
+        if tuple(lines.columns[: len(COLUMNS)]) != COLUMNS:
+            raise ValueError(f"expected the columns {', '.join(COLUMNS)}")
+    except (OSError, ValueError) as error:
+        problems.append(Item(path.name, f"not a predictions file ({error})"))
+        return pd.DataFrame({name: [] for name in COLUMNS})
+    for name in {"predicted", "confidence", "source"} & set(lines.columns):
+        lines[name] = pd.to_numeric(lines[name], errors="coerce")
+    return lines
 
 
-def _is_readable(line: Sequence[str], with_source: bool) -> bool:
-    try:
-        classes = [int(line[1]), int(line[-1]) if with_source else 0]
-        return min(classes) >= 0 and 0.0 <= float(line[3]) <= 1.0
-    except ValueError:
-        return False
+def _readable(lines: pd.DataFrame) -> "pd.Series[bool]":
+    """Say which lines have what a line must have."""
+    by_source = lines["source"] if "source" in lines else lines["predicted"]
+    return lines["predicted"].ge(0) & by_source.ge(0) & lines["confidence"].between(0, 1)
 
 
-def _not_predicted(found: _Predictions, record: Record) -> list[Item]:
+def _not_predicted(count: int, record: Record) -> list[Item]:
     failed = record.get("result", {}).get("failed", [])
     items = [Item(str(Path(name).name), f"skipped: {reason}") for name, reason in failed]
     total = record.get("total") or 0
-    left = total - len(found.lines) - len(failed) - found.broken
-    if left > 0:
+    if (left := total - count - len(failed)) > 0:
         text = f"{left:,} of {total:,} images were not reached; run the command again to continue"
         items.append(Item("not finished", text))
     return items
 
 
-def _folder_experiment(path: Path, found: _Predictions, record: Record, data: Path | None) -> Experiment:
+def _folder_experiment(path: Path, lines: pd.DataFrame, record: Record, data: Path | None) -> Experiment:
     method, folder = str(record.get("method", "adapted")), Path(str(record.get("images", ".")))
     stream = Path(str(record.get("images", path.stem))).name or path.stem
-    classes = _folder_classes(found, record)
-    traces = {(name, stream): [trace] for name, trace in _folder_traces(found, method, classes, record).items()}
-    names = [Path(line[0]) for line in found.lines]
+    classes = _folder_classes(lines, record)
+    traces = {(name, stream): [trace] for name, trace in _folder_traces(lines, method, classes, record).items()}
+    names = [Path(name) for name in lines["image"]]
     return Experiment(
         title=f"{stream}: {method}, {Path(str(record.get('network', 'network'))).name}",
         methods=tuple(name for name, _ in traces),
@@ -131,27 +107,28 @@ def _folder_experiment(path: Path, found: _Predictions, record: Record, data: Pa
 
 
 def _folder_traces(
-    found: _Predictions, method: str, classes: Sequence[str], record: Record
+    lines: pd.DataFrame, method: str, classes: tuple[str, ...], record: Record
 ) -> dict[str, PredictionTrace]:
     """Return the predictions by method, the source model first."""
     numbers = {name: number for number, name in enumerate(classes) if name}
-    label = np.asarray([numbers.get(line[4], UNKNOWN) for line in found.lines], dtype=np.int64)
-    confidence = np.asarray([float(line[3]) for line in found.lines])
+    label = np.asarray(lines["label"].map(numbers).fillna(UNKNOWN), dtype=np.int64)
     seed, image = int(record.get("seed", 0)), np.arange(len(label))
-    traces = {}
-    if found.with_source and method != SOURCE:
-        not_recorded = np.full(len(label), np.nan)
-        traces[SOURCE] = PredictionTrace(seed, label, np.asarray(found.by_source), not_recorded, image)
-    traces[method] = PredictionTrace(seed, label, np.asarray(found.predicted), confidence, image)
-    return traces
+    confidence = {method: lines["confidence"].to_numpy(float), SOURCE: np.full(len(label), np.nan)}  # not recorded
+    columns = {SOURCE: "source"} if "source" in lines else {}
+    columns[method] = "predicted"
+    return {
+        name: PredictionTrace(seed, label, np.asarray(lines[column], dtype=np.int64), confidence[name], image)
+        for name, column in columns.items()
+    }
 
 
-def _folder_classes(found: _Predictions, record: Record) -> tuple[str, ...]:
+def _folder_classes(lines: pd.DataFrame, record: Record) -> tuple[str, ...]:
+    """Return the recorded names, then names of the file for numbers and labels beyond them."""
     known = [str(name) for name in record.get("classes") or []]
-    given = {int(line[1]): line[2] for line in found.lines if line[2]}
-    count = max(len(known), *(number + 1 for number in (*found.predicted, *found.by_source)))
-    named = [*known, *(given.get(number, f"class {number}") for number in range(len(known), count))]
-    others = sorted({line[4] for line in found.lines if line[4]} - set(named)) if not known else []
+    given = dict(zip(lines["predicted"].astype(int), lines["name"], strict=True))
+    most = int(lines[[name for name in ("predicted", "source") if name in lines]].to_numpy().max())
+    named = [*known, *(given.get(number) or f"class {number}" for number in range(len(known), most + 1))]
+    others = [] if known else sorted(set(lines["label"]) - {"", *named})
     return (*named, *others)
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpl.bench import BenchContext, Candidate, Cell, Store, Unit, cell_rows
-from dpl.bench.images import streamed_image
+from dpl.bench import Candidate, Cell, Store, Unit, cell_rows
 from dpl.bench.plans import StoredRequest, read_requests
 from dpl.bench.selection import chosen, complete
 from dpl.core.errors import DataError, DplError
@@ -205,12 +204,8 @@ def _fault(path: Path, mark: Any) -> str:
         data = path.read_bytes()
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    if not data:
-        return "is empty"
-    if not isinstance(mark, dict):
-        return "the mark of completion does not name it"
-    if len(data) != mark.get("bytes"):
-        return f"{len(data):,} bytes instead of {mark.get('bytes')}"
+    if not isinstance(mark, dict) or len(data) != mark.get("bytes"):
+        return f"{len(data):,} bytes instead of {mark and mark.get('bytes')}"
     if hashlib.sha256(data).hexdigest() != mark.get("sha256"):
         return "its content is not what was written (other checksum)"
     return ""
@@ -328,7 +323,7 @@ def _store_experiment(
         title=f"{cells[0].section}: {first.protocol.replace('_', ' ')}, {first.network}",
         methods=tuple(dict.fromkeys(row["label"] for row in rows)),
         streams=tuple(dict.fromkeys(row["stream"] for row in rows)),
-        classes=_store_classes(rows, units[rows[0]["unit"]], data),
+        classes=tuple(rows[0]["classes"]),
         rows=rows,
         traces=traces,
         facts=(
@@ -366,14 +361,3 @@ def _stream(row: Row) -> str:
     """Return the name of a segment; a repeated one has the number of its visit."""
     name, visit = str(row["column"]).replace("->", "→"), row.get("visit") or 0
     return f"{name} (visit {visit + 1})" if visit else name
-
-
-def _store_classes(rows: Sequence[Row], unit: Unit, data: Path | None) -> tuple[str, ...]:
-    """Return the names of the classes; results that do not have them take them from the data folder."""
-    recorded = next((tuple(row["classes"]) for row in rows if row.get("classes")), ())
-    if recorded:
-        return recorded
-    try:
-        return streamed_image(unit, BenchContext(data or Path(), {}), 0, 0).classes
-    except (DplError, OSError):
-        return tuple(f"class {number}" for number in range(len(rows[0]["per_class"])))

@@ -3,6 +3,7 @@
 import base64
 import io
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,78 +17,61 @@ from dpl.core.errors import DataError, DplError
 from dpl.data.images import decode
 from dpl.report.runs import UNKNOWN, Experiment, Integers, PredictionTrace, paired
 
-__all__ = ["MOST_PICTURES", "ImageFinder", "Samples", "choose_samples", "image_finder", "thumbnail"]
+__all__ = ["MOST_PICTURES", "Samples", "choose_samples", "thumbnail"]
 
 MOST_PICTURES = 400  # in a page
 _EACH = 8  # pictures of a kind for a method on a stream
 
-
-class ImageFinder:
-    """Finds the images of an experiment again; this one finds none and gives the reason."""
-
-    def __init__(self, reason: str = "") -> None:
-        self.reason = reason
-
-    def find(self, stream: str, trace: PredictionTrace, place: int) -> tuple[Image.Image, str]:
-        """Return an image of a stream and its name, or raise DataError."""
-        raise DataError(self.reason)
+Finder = Callable[[str, PredictionTrace, int], tuple[Image.Image, str]]
+"""Returns an image of a stream and its name, or raises DataError."""
 
 
-class _BenchImages(ImageFinder):
-    """Images of benchmark data sets, as they were streamed (before they were resized)."""
+def _find_in_data_set(experiment: Experiment) -> Finder:
+    """Return a finder of images of benchmark data sets, as they were streamed (before they were resized)."""
+    context = BenchContext(experiment.data[0], {})
 
-    def __init__(self, experiment: Experiment) -> None:
-        super().__init__()
-        self._context = BenchContext(experiment.data[0], {})
-        self._units = experiment.units
-        try:
-            streamed_image(next(iter(self._units.values())), self._context, 0, 0)
-        except (DplError, OSError) as error:
-            self.reason = f"the data folder does not have them ({str(error).splitlines()[0]})"
-
-    def find(self, stream: str, trace: PredictionTrace, place: int) -> tuple[Image.Image, str]:
+    def find(stream: str, trace: PredictionTrace, place: int) -> tuple[Image.Image, str]:
         domain, sample = divmod(int(trace.image[place]), 1 << 32)
-        found = streamed_image(self._units[stream, trace.seed], self._context, domain, sample)
+        found = streamed_image(experiment.units[stream, trace.seed], context, domain, sample)
         if found.label != trace.label[place]:
             raise DataError(f"{found.name} has another class here than in the run")
         return found.image, Path(found.name).name
 
+    return find
 
-class _FolderImages(ImageFinder):
-    """Images of a folder, by the names in the predictions file."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        super().__init__()
-        self._experiment = experiment
-        if self._path(0) is None:
-            self.reason = "the folder of the images is not here; name it with --data DIR"
+def _find_in_folder(experiment: Experiment) -> Finder:
+    """Return a finder of images by their names in the predictions file."""
 
-    def _path(self, number: int) -> Path | None:
-        paths = (folder / self._experiment.images[number] for folder in self._experiment.data)
-        return next((path for path in paths if path.is_file()), None)
-
-    def find(self, stream: str, trace: PredictionTrace, place: int) -> tuple[Image.Image, str]:
-        number = int(trace.image[place])
-        path = self._path(number)
+    def find(stream: str, trace: PredictionTrace, place: int) -> tuple[Image.Image, str]:
+        name = experiment.images[int(trace.image[place])]
+        path = next((folder / name for folder in experiment.data if (folder / name).is_file()), None)
         if path is None:
-            raise DataError(f"{Path(self._experiment.images[number]).name} is not in the folder any more")
+            raise DataError(f"{Path(name).name} is not in the folder any more")
         return decode(str(path)), path.name
 
+    return find
 
-def image_finder(experiment: Experiment) -> ImageFinder:
-    """Return the finder for an experiment's images."""
+
+def _absence(experiment: Experiment) -> str:
+    """Say why the images of an experiment cannot be found again, empty if they can."""
     if experiment.images:
-        return _FolderImages(experiment)
+        there = any((folder / experiment.images[0]).is_file() for folder in experiment.data)
+        return "" if there else "the folder of the images is not here; name it with --data DIR"
     if not experiment.data:
-        return ImageFinder("the data folder is not here; name it with --data DIR")
-    return _BenchImages(experiment)
+        return "the data folder is not here; name it with --data DIR"
+    try:
+        streamed_image(next(iter(experiment.units.values())), BenchContext(experiment.data[0], {}), 0, 0)
+    except (DplError, OSError) as error:
+        return f"the data folder does not have them ({str(error).splitlines()[0]})"
+    return ""
 
 
 @dataclass
 class Samples:
     """Pictures by number, and which of them each method on each stream shows, by kind."""
 
-    finder: ImageFinder
+    find: Finder
     room: int
     """Most pictures that are made."""
     pictures: list[str] = field(default_factory=list)
@@ -107,7 +91,7 @@ class Samples:
 
     def _make(self, stream: str, trace: PredictionTrace, place: int) -> int | None:
         try:
-            image, name = self.finder.find(stream, trace, place)
+            image, name = self.find(stream, trace, place)
         except (DplError, OSError, KeyError, IndexError) as error:
             self.reason = f"some images could not be read ({str(error).splitlines()[0]})"
             return None
@@ -127,10 +111,11 @@ class _Group:
 
 def choose_samples(experiment: Experiment, room: int = MOST_PICTURES) -> Samples:
     """Return pictures for every method on every stream; images that several methods can share come first."""
-    finder = image_finder(experiment)
-    samples = Samples(finder, 0 if finder.reason else room, reason=finder.reason)
+    reason = _absence(experiment)
+    find = _find_in_folder(experiment) if experiment.images or reason else _find_in_data_set(experiment)
+    samples = Samples(find, 0 if reason else room, reason=reason)
     for stream in experiment.streams:
-        groups = [{} if finder.reason else _groups(experiment, method, stream) for method in experiment.methods]
+        groups = [{} if reason else _groups(experiment, method, stream) for method in experiment.methods]
         uses: Counter[int] = Counter()
         for group in (group for kinds in groups for group in kinds.values()):
             uses.update(group.trace.image[group.rows].tolist())

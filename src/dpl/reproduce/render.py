@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from dpl.core.files import write_file
 from dpl.reproduce.document import Document
 
-__all__ = ["FORMATS", "Picture", "render", "write", "write_page"]
+__all__ = ["FORMATS", "Picture", "latex", "render", "write", "write_page"]
 
 FORMATS = ("md", "tex", "html", "json")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~])")
@@ -75,7 +75,7 @@ def _environment(suffix: str) -> Environment:
         keep_trailing_newline=True,
         **marks,
     )
-    environment.filters |= {"markdown": _markdown, "latex": _latex, "latex_line": _latex_line, "arrow": _arrow}
+    environment.filters |= {"markdown": _markdown, "latex": latex, "latex_line": _latex_line, "arrow": _arrow}
     return environment
 
 
@@ -88,7 +88,7 @@ def _markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", _arrow(text))
 
 
-def _latex(text: str) -> str:
+def latex(text: str) -> str:
     """Return a text that LaTeX shows unchanged."""
     return "".join(_LATEX.get(character, character) for character in _arrow(text))
 
@@ -96,4 +96,4 @@ def _latex(text: str) -> str:
 def _latex_line(line: str) -> str:
     """Return a line of a drawing with its indent: spaces at its beginning would vanish."""
     indent = (len(line) - len(line.lstrip())) / 2
-    return rf"\hspace*{{{indent:g}em}}\texttt{{{_latex(line.strip())}}}"
+    return rf"\hspace*{{{indent:g}em}}\texttt{{{latex(line.strip())}}}"

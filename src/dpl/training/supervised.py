@@ -207,7 +207,7 @@ class SupervisedTrainer(Trainer):
         """Return the accuracy in percent by logits, and by cosines."""
         self.network.eval()
         correct = torch.zeros(2, device=self.device)
-        for rows in torch.arange(len(images)).split(_EVALUATION_BATCH):
+        for rows in torch.split(torch.arange(len(images)), _EVALUATION_BATCH):
             pixels, labels = self._batch(images, rows)
             logits, features = self._forward(pixels / 255)
             by_angle = cosines(features, self.head.weight)
