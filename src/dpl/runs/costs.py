@@ -1,6 +1,7 @@
 """What adaptation costs: arithmetic counted operator by operator, the most memory held at once, and on what it ran."""
 
 import contextlib
+import math
 import platform
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 import dpl
+from dpl.core.errors import SettingError
+from dpl.model.adaptive import AdaptiveModel
 
-__all__ = ["SAMPLE_EVERY", "Work", "environment", "forget_peak", "peak_memory"]
+__all__ = ["SAMPLE_EVERY", "Pace", "Work", "environment", "forget_peak", "peak_memory"]
 
 SAMPLE_EVERY = 8  # batches: counting one in eight costs nothing that a clock could show
 _STATUS = Path("/proc/self/status")
@@ -45,6 +48,39 @@ class Work:
             yield
         self._images += images
         self._flops += counter.flops
+
+
+class Pace:
+    """The time-constrained protocol: the stream goes on while the model adapts (Alfarra et al., ICML 2024).
+
+    A step that costs c predictions lets c * speed - 1 batches pass to which the model cannot adapt; it predicts them
+    as it is. Costs are counted operations, rounded to whole predictions, so they are the same on every machine;
+    the authors measure seconds.
+    """
+
+    def __init__(self, speed: float) -> None:
+        if not (math.isfinite(speed) and speed > 0):
+            raise SettingError(f"stream_speed={speed!r}: expected a positive number; 1 is the speed of a prediction")
+        self.speed = speed
+        self._prediction: float | None = None  # operations for one image
+        self._blocked = 0  # batches until the model can adapt again
+        self.missed = False  # whether the last batch was only predicted
+
+    def run(self, model: AdaptiveModel, images: torch.Tensor) -> torch.Tensor:
+        """Adapt to a batch if there is time; otherwise only predict it."""
+        self.missed = self._blocked > 0
+        if self.missed:
+            self._blocked -= 1
+            return model.predict(images)
+        if self._prediction is None:
+            with _Counter() as counter:
+                model.predict(images)
+            self._prediction = max(counter.flops / len(images), 1.0)
+        with _Counter() as counter:
+            logits = model(images)
+        cost = counter.flops / len(images) / self._prediction
+        self._blocked = max(round(cost * self.speed), 1) - 1
+        return logits
 
 
 def _backward(

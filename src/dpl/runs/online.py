@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpl.model.adaptive import AdaptiveModel
-from dpl.runs.costs import Work
+from dpl.model.last import Last
+from dpl.runs.costs import Pace, Work
 
 __all__ = ["BatchResult", "OnlineResult", "evaluate", "online"]
 
@@ -34,20 +35,24 @@ class BatchResult(Generic[B]):
 
 
 def online(
-    model: AdaptiveModel, batches: Iterable[tuple[Tensor, B]], work: Work | None = None
+    model: AdaptiveModel, batches: Iterable[tuple[Tensor, B]], work: Work | None = None, pace: Pace | None = None
 ) -> Iterator[BatchResult[B]]:
-    """Predict and adapt batch by batch; `work` counts the operations."""
+    """Predict and adapt batch by batch; `work` counts the operations, `pace` decides when there is time to adapt."""
     work = work or Work()
     for images, batch in batches:
         start = time.perf_counter()
         with work.counted(len(images)):
-            logits = model(images)
+            logits = model(images) if pace is None else pace.run(model, images)
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # the clock would otherwise be read before the work is done
         seconds = time.perf_counter() - start
         confidences, predictions = torch.softmax(logits.float(), dim=1).max(dim=1)
-        reason = None if model.last.get("updated", False) else str(model.last.get("reason", "no reason was given"))
+        reason = "the stream did not wait" if pace is not None and pace.missed else _skipped_because(model.last)
         yield BatchResult(batch, predictions.tolist(), confidences.tolist(), seconds, reason)
+
+
+def _skipped_because(last: Last) -> str | None:
+    return None if last.get("updated", False) else str(last.get("reason", "no reason was given"))
 
 
 @dataclass
@@ -81,9 +86,14 @@ class OnlineResult:
         return np.equal(self.predictions, self.labels)
 
     @property
+    def known(self) -> NDArray[np.bool_]:
+        """Whether each image is of a known class."""
+        return np.asarray(self.labels) >= 0
+
+    @property
     def accuracy(self) -> float:
         """Online accuracy in percent."""
-        return 100.0 * float(self.correct.mean()) if self.labels else float("nan")
+        return 100.0 * float(self.correct[self.known].mean()) if self.known.any() else float("nan")
 
     def cumulative(self) -> NDArray[np.float64]:
         """Accuracy in percent over the stream so far, after each image."""
@@ -98,10 +108,14 @@ def evaluate(
     model: AdaptiveModel,
     batches: Iterable[tuple[Tensor, Tensor]],
     on_batch: Callable[[OnlineResult], None] = lambda result: None,
+    pace: Pace | None = None,
 ) -> OnlineResult:
-    """Run a labelled stream through an adaptive model; labels are only compared with its predictions."""
+    """Run a labelled stream through an adaptive model; labels are only compared with its predictions.
+
+    Images of no known class have the label -1. They count in no accuracy.
+    """
     collected = OnlineResult()
-    for result in online(model, batches, collected.work):
+    for result in online(model, batches, collected.work, pace):
         collected.add(result)
         on_batch(collected)
     return collected

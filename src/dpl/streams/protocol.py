@@ -61,6 +61,8 @@ def plan(
     order: str = "numpy",
     delta: float | None = None,
     visits: int | None = None,
+    imbalance: float | None = None,
+    outliers: Domain | None = None,
 ) -> list[Segment]:
     """Return the segments of a stream of `domains` under the named protocol.
 
@@ -68,20 +70,37 @@ def plan(
     `order="python"` seeds Python's generator again for each segment, so that domains of equal length share one
     permutation, as in the RMT library. `delta` turns the class-sorted order of the correlated protocols into a
     Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence.
+
+    `imbalance` shifts the labels: the most frequent class of a segment has so many times the samples of the rarest.
+    `outliers` are samples of no known class that are mixed into every segment; in index rows their domain has the
+    number `len(domains)`.
     """
     chosen = _find(protocol)
     seed = whole_number("seed", seed, least=0)
     _check_settings(chosen, order, delta, visits)
+    if imbalance is not None and not (isinstance(imbalance, Real) and 1 <= imbalance <= DELTAS[1]):
+        raise SettingError(f"imbalance={imbalance!r}: expected a number of at least 1, such as 10")
     _check_domains(domains)
     walk = _WALKS[chosen.walk](domains)
     stops = [stop._replace(visit=stop.visit + lap) for lap in range(visits or 1) for stop in walk]
     segments: list[Segment] = []
     for stop in stops:
         rows, labels = _gather(domains, stop.members)
-        arrival = _arrange(chosen, labels, orders.seeded(seed, stop.name, stop.visit), seed, order, delta)
+        generator = orders.seeded(seed, stop.name, stop.visit)
+        arrival = _arrange(chosen, labels, generator, seed, order, delta)
+        if imbalance is not None:
+            arrival = orders.long_tailed(labels, arrival, imbalance, generator)
+        rows = rows[arrival]
+        if outliers is not None:
+            rows = orders.with_outliers(rows, _outlier_rows(len(domains), outliers, generator), generator)
         reset = chosen.reset == "each" or not segments
-        segments.append(Segment(stop.name, rows[arrival], reset, stop.severity, stop.visit))
+        segments.append(Segment(stop.name, rows, reset, stop.severity, stop.visit))
     return segments
+
+
+def _outlier_rows(number: int, outliers: Domain, generator: np.random.Generator) -> IntArray:
+    samples = outliers.samples[generator.permutation(len(outliers))]
+    return np.stack([np.full(len(samples), number), samples], axis=1)
 
 
 def _arrange(
