@@ -176,3 +176,34 @@ def test_joined_sets_keep_order_and_names():
 def test_a_transform_that_is_none_is_refused(text):
     with pytest.raises(SettingError, match="transform"):
         make_transform(text)
+
+
+def test_outliers_change_the_stream_but_not_what_is_scored(everything):
+    plain, context = unit_of(everything, "pacs", "source", domains=("sketch",))
+    for outliers in ("noise", "vlcs"):
+        mixed, _ = unit_of(everything, "pacs", "source", domains=("sketch",), outliers=outliers, outlier_ratio=0.5)
+        expected, outcome = run_unit(plain, context), run_unit(mixed, context)
+        for name, column in expected.arrays.items():
+            np.testing.assert_array_equal(column, outcome.arrays[name])
+        before, after = expected.records[0], outcome.records[0]
+        assert after["accuracy"] == before["accuracy"]
+        assert after["batches"] > before["batches"]
+        assert before["outlier_auroc"] is None
+        assert 0 <= after["outlier_auroc"] <= 100
+
+
+def test_label_shift_streams_fewer_images(everything):
+    plain, context = unit_of(everything, "pacs", "source", domains=("sketch",))
+    shifted, _ = unit_of(everything, "pacs", "source", domains=("sketch",), imbalance=3.0)
+    counts = run_unit(shifted, context).records[0]["per_class_n"]
+    assert max(counts) == 3 * min(counts)
+    assert shifted.key != plain.key
+
+
+def test_a_fast_stream_leaves_no_time_to_adapt(everything):
+    waiting, context = unit_of(everything, "pacs", "tent", domains=("sketch",))
+    fast, _ = unit_of(everything, "pacs", "tent", domains=("sketch",), stream_speed=1.0)
+    slow, rushed = run_unit(waiting, context).records[0], run_unit(fast, context).records[0]
+    assert slow["updates"] == slow["batches"] == rushed["batches"]
+    assert rushed["updates"] == (rushed["batches"] + 1) // 2  # a TENT step costs about two predictions
+    assert rushed["skipped_because"] == {"the stream did not wait": rushed["skipped"]}

@@ -98,6 +98,7 @@ def section_cells(section: Section, locations: FileLocations) -> list[Cell]:
 def _check_section(section: Section) -> None:
     """Refuse keys that the protocol or the data set would silently ignore."""
     by_domain = section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE)
+    resets = by_domain or PROTOCOLS[section.protocol].reset == "each"
     conflicts = [
         (by_domain and section.dataset not in DOMAINS,
          f"protocol {section.protocol}: needs a data set of domains, {section.dataset} is not"),
@@ -111,6 +112,9 @@ def _check_section(section: Section) -> None:
          f"corrupt: {section.dataset} is not a set of clean images ({', '.join(CLEAN)})"),
         (section.source == "rest" and section.corrupt is None,
          "source: rest is for clean images that are corrupted here"),
+        (section.outliers == section.dataset, "outliers: expected another data set than the stream's, or noise"),
+        (section.outliers and section.corrupt is not None and not resets,
+         "outliers: are corrupted as the stream is; use a protocol that resets at each corruption"),
     ]  # fmt: skip
     for is_wrong, message in conflicts:
         if is_wrong:
@@ -215,6 +219,10 @@ def _unit(
         order=section.order,
         delta=section.delta,
         visits=section.visits,
+        imbalance=section.imbalance,
+        outliers=section.outliers,
+        outlier_ratio=section.outlier_ratio,
+        stream_speed=section.stream_speed,
         batch_size=entry.batch_size or section.batch_size,
         seed=stream.seed,
         network=section.network,

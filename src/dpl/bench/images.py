@@ -1,7 +1,7 @@
 """From a unit to its images: which of a data set are streamed, in segments, as batches."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from dpl.data import Batch, ImageSet, batches, unchanged
 from dpl.data.corruptions.regenerate import corrupted_pixels, regenerated
 from dpl.data.facts import CORRUPTIONS, DOMAIN_FOLDERS, DOMAINNET126_COUNTS, EXTRA_CORRUPTIONS
 from dpl.data.imagenet_variants import IMAGENET_VARIANTS
-from dpl.data.sets import Indices, joined
+from dpl.data.sets import NO_LABEL, Indices, joined
 from dpl.data.transforms import make_transform
 from dpl.streams import Domain, Segment, domainbed_split
 
@@ -28,6 +28,7 @@ __all__ = [
     "StreamedDomain",
     "check_data",
     "known_domains",
+    "open_outliers",
     "open_parts",
     "part_of",
     "segment_batches",
@@ -79,14 +80,33 @@ def _open(unit: Unit, context: "BenchContext", name: str, severity: int | None) 
         raise DataError(f"{image_set.name}: some of its images have no label; accuracy needs one for each")
     positions = part_of(len(image_set), unit.part, index, unit.seed, unit.holdout)
     positions = _first(positions, unit.limit)
-    if unit.corrupt is not None and severity is not None:
-        transform = make_transform(unit.transform)
-        chosen = regenerated(
-            image_set, positions, transform, name, severity, seed=unit.corrupt, cache=context.cache_folder()
-        )
-    else:
-        chosen = image_set.subset(positions)
+    chosen = _chosen(unit, context, image_set, positions, name, severity)
     return StreamedDomain(Domain(name, chosen.labels, severity), chosen, positions, len(image_set), notes)
+
+
+def _chosen(
+    unit: Unit, context: "BenchContext", image_set: ImageSet, positions: Indices, name: str, severity: int | None
+) -> ImageSet:
+    """Return the images at these positions, corrupted where the unit says so."""
+    if unit.corrupt is None or severity is None:
+        return image_set.subset(positions)
+    transform = make_transform(unit.transform)
+    return regenerated(image_set, positions, transform, name, severity, seed=unit.corrupt, cache=context.cache_folder())
+
+
+def open_outliers(unit: Unit, context: "BenchContext", first: StreamedDomain) -> StreamedDomain | None:
+    """Open the images of no known class that the unit mixes into its stream, as many as it asks for."""
+    if unit.outliers is None:
+        return None
+    count = max(1, round(unit.outlier_ratio * len(first.images)))
+    is_noise = unit.outliers == "noise"
+    whole = _noise(count, first, unit.seed) if is_noise else joined([*context.open(unit.outliers)[0].domains.values()])
+    positions = _first(np.arange(len(whole)), count)
+    severity = None if is_noise else first.domain.severity
+    chosen = _chosen(unit, context, whole, positions, first.domain.name, severity)
+    unknown = np.full(len(chosen), NO_LABEL)
+    chosen = replace(chosen, classes=first.images.classes, labels=unknown)
+    return StreamedDomain(Domain("outliers", unknown), chosen, positions, len(whole))
 
 
 def _domain(
@@ -99,6 +119,13 @@ def _domain(
     benchmark, notes = context.open(unit.dataset, **options)
     image_set = benchmark[CLEAN.get(unit.dataset, name)]
     return image_set, list(benchmark.domains).index(name) if unit.dataset in DOMAINS else 0, notes
+
+
+def _noise(count: int, like: StreamedDomain, seed: int) -> ImageSet:
+    """Return images of uniform noise, of the size of the stream's first image."""
+    width, height = like.images.load(0).size
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, height, width, 3), dtype=np.uint8)
+    return ImageSet.from_array("noise", pixels, np.zeros(count, dtype=np.int64), ["noise"])
 
 
 @dataclass(frozen=True)

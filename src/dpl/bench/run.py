@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpl.bench.context import BenchContext, PreparedModel
-from dpl.bench.images import StreamedDomain, open_parts, segment_batches
+from dpl.bench.images import StreamedDomain, open_outliers, open_parts, segment_batches
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch
 from dpl.model.adaptive import AdaptiveModel
-from dpl.runs.costs import environment, forget_peak, peak_memory
+from dpl.runs.costs import Pace, environment, forget_peak, peak_memory
 from dpl.runs.online import OnlineResult, evaluate
 from dpl.streams import Segment, plan
 
@@ -60,11 +60,13 @@ class _Reader:
 def run_unit(unit: Unit, context: BenchContext, on_batch: OnBatch = lambda result: None) -> Outcome:
     """Run a unit from the source model on; the same unit on the same data gives the same figures."""
     parts = open_parts(unit, context)
+    outliers = open_outliers(unit, context, parts[0])
     segments = plan(
         unit.protocol, [part.domain for part in parts], seed=unit.seed, order=unit.order, delta=unit.delta,
-        visits=unit.visits,
+        visits=unit.visits, imbalance=unit.imbalance, outliers=None if outliers is None else outliers.domain,
     )  # fmt: skip
     prepared = context.prepared(unit, parts)
+    parts += [] if outliers is None else [outliers]
     shared = _shared(unit, parts, prepared)
     records: list[Record] = []
     columns: list[dict[str, NDArray[Any]]] = []
@@ -73,7 +75,8 @@ def run_unit(unit: Unit, context: BenchContext, on_batch: OnBatch = lambda resul
             prepared.model.reset()
         forget_peak()
         reader = _Reader(segment_batches(segment, parts, unit, context), context.device)
-        result = evaluate(prepared.model, reader, on_batch)
+        pace = None if unit.stream_speed is None else Pace(unit.stream_speed)
+        result = evaluate(prepared.model, reader, on_batch, pace)
         if not result.labels:
             raise DataError(f"{segment.name}: not one image could be read; the first: {': '.join(reader.failed[0])}")
         column = _predictions(number, segment, parts, reader, result)
@@ -85,20 +88,21 @@ def run_unit(unit: Unit, context: BenchContext, on_batch: OnBatch = lambda resul
 def _predictions(
     number: int, segment: Segment, parts: Sequence[StreamedDomain], reader: _Reader, result: OnlineResult
 ) -> dict[str, NDArray[Any]]:
-    """Return what is kept of each image: two bytes for a class, two for a confidence."""
+    """Return what is kept of each image of a known class: two bytes for a class, two for a confidence."""
     members = sorted(set(segment.indices[:, 0].tolist()))
     starts = np.cumsum([0, *(len(parts[member].images) for member in members)])
     rows = np.asarray(reader.rows, dtype=np.int64)
     place = np.searchsorted(starts, rows, side="right") - 1
     samples = np.concatenate([parts[member].positions for member in members])[rows]
-    return {
+    columns: dict[str, NDArray[Any]] = {
         "segment": np.full(len(rows), number, dtype=np.uint16),
         "domain": np.asarray(members, dtype=np.uint16)[place],
         "sample": samples.astype(np.int32),
-        "label": np.asarray(result.labels, dtype=np.uint16),
+        "label": np.asarray(result.labels).astype(np.uint16),
         "prediction": np.asarray(result.predictions, dtype=np.uint16),
         "confidence": np.asarray(result.confidences, dtype=np.float16),
     }
+    return {name: column[result.known] for name, column in columns.items()}
 
 
 def _segment_record(
@@ -109,7 +113,8 @@ def _segment_record(
     column: dict[str, NDArray[Any]],
 ) -> Record:
     classes = len(parts[0].images.classes)
-    labels, correct = np.asarray(result.labels), result.correct
+    known = result.known
+    labels, correct = np.asarray(result.labels)[known], result.correct[known]
     counts, hits = np.bincount(labels, minlength=classes), np.bincount(labels[correct], minlength=classes)
     by_domain = {
         parts[member].domain.title: 100.0 * float(correct[column["domain"] == member].mean())
@@ -120,9 +125,10 @@ def _segment_record(
         "severity": segment.severity,
         "visit": segment.visit,
         "n": len(labels),
+        "outlier_auroc": _outlier_auroc(np.asarray(result.confidences), known),
         "accuracy": result.accuracy,
         "error": 100.0 - result.accuracy,
-        "confidence": float(np.mean(result.confidences)),
+        "confidence": float(np.mean(np.asarray(result.confidences)[known])),
         "per_class": [
             round(100.0 * h / c, 4) if c else None for h, c in zip(hits.tolist(), counts.tolist(), strict=True)
         ],
@@ -134,10 +140,19 @@ def _segment_record(
         "skipped_because": dict(result.reasons.most_common(_REASONS)),
         "unreadable": len(reader.failed),
         "unreadable_first": [": ".join(entry) for entry in reader.failed[:3]],
-        "seconds_per_image": result.seconds / len(labels),
+        "seconds_per_image": result.seconds / len(known),
         "gflops_per_image": result.work.gflops_per_image,
         "peak_bytes": peak_memory(),
     }
+
+
+def _outlier_auroc(confidences: NDArray[np.float64], known: NDArray[np.bool_]) -> float | None:
+    """Return the probability, in percent, that a known image is more confident than an outlier; None without any."""
+    inside, outside = confidences[known], np.sort(confidences[~known])
+    if len(inside) == 0 or len(outside) == 0:
+        return None
+    below, not_above = (np.searchsorted(outside, inside, side=side) for side in ("left", "right"))
+    return 100.0 * float((below + not_above).mean()) / (2 * len(outside))
 
 
 def _shared(unit: Unit, parts: Sequence[StreamedDomain], prepared: PreparedModel) -> Record:

@@ -63,6 +63,10 @@ class Section(Checked):
     order: str = setting("numpy", "generator that shuffles a stream", choices=ORDERS)
     delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=DELTAS[0], high=DELTAS[1])
     visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
+    imbalance: float | None = setting(None, "label shift: size of the most frequent class over the rarest", low=1)
+    outliers: str | None = setting(None, "mix in images of no known class: noise, or those of another data set")
+    outlier_ratio: float = setting(1.0, "outliers for each image of a known class", low=0)
+    stream_speed: float | None = setting(None, "batches that arrive in the time of one prediction", low=0)
     holdout: float = setting(0.2, "fraction of each domain in the validation split", low=0, high=1)
     limit: int | None = setting(None, "use at most so many images of each domain", low=1)
     images: str | None = setting(None, "file that lists the images of the data set to use")
@@ -285,6 +289,10 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "sources": _names,
     "severities": _several,
     "delta": _float,
+    "imbalance": _float,
+    "outlier_ratio": _float,
+    "outliers": _one_of("noise", *DOMAINS, *CLEAN),
+    "stream_speed": _float,
     "holdout": _float,
     "images": _text,
     "classes": _text,

@@ -17,6 +17,7 @@ __all__ = ["FORMAT", "SourceData", "Unit", "method_kind", "resolved_settings"]
 
 FORMAT = 1
 Settings = Mapping[str, Any]
+_LATER_FIELDS = ("imbalance", "outliers", "outlier_ratio", "stream_speed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +70,22 @@ class Unit:
     method: str
     settings: Settings = field(default_factory=dict)
     source: SourceData | None = None
+    imbalance: float | None = None
+    """How many times more samples the most frequent class has than the rarest; None: as they are."""
+    outliers: str | None = None
+    """`noise`, or a data set whose images are of no known class and are mixed into the stream."""
+    outlier_ratio: float = 1.0
+    """Outliers for each image of a known class."""
+    stream_speed: float | None = None
+    """Batches that arrive in the time of one prediction; None: the stream waits for the model."""
 
     @cached_property
     def key(self) -> str:
         """The name of the unit's folder."""
         record = {"format": FORMAT, **self.record(), "settings": _keyed_settings(self.method, self.settings)}
+        for field_ in dataclasses.fields(self):  # a field that came later must not rename stored results
+            if field_.name in _LATER_FIELDS and record[field_.name] == field_.default:
+                del record[field_.name]
         text = json.dumps(record, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 

@@ -77,7 +77,7 @@ class Pace:
                 model.predict(images)
             self._prediction = max(counter.flops / len(images), 1.0)
         with _Counter() as counter:
-            logits = model(images)
+            logits: torch.Tensor = model(images)
         cost = counter.flops / len(images) / self._prediction
         self._blocked = max(round(cost * self.speed), 1) - 1
         return logits
