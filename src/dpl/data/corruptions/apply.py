@@ -12,12 +12,12 @@ from dpl.data.corruptions.arrays import Floats, Images, to_bytes
 from dpl.data.corruptions.constants import CIFAR, IMAGENET, SEVERITIES
 from dpl.data.facts import CORRUPTIONS, EXTRA_CORRUPTIONS
 
-__all__ = ["check_images", "check_settings", "corrupt", "is_small"]
+__all__ = ["STRENGTHS", "apply_strengths", "check_images", "check_settings", "corrupt", "is_small"]
 
 _SMALL: Final = 64  # images up to this side take the 32-pixel strengths
 _SMALLEST: Final = 8  # below, elastic corners and glass neighbourhoods have no room
 _PIXELS_AT_ONCE: Final = 2**15  # what is worked on at once fits the processor's cache
-_SETS: Final = {"cifar": CIFAR, "imagenet": IMAGENET}
+STRENGTHS: Final = {"cifar": CIFAR, "imagenet": IMAGENET}
 
 _FUNCTIONS: Final[dict[str, Callable[..., Floats]]] = {
     name: getattr(module, name)
@@ -46,13 +46,19 @@ def corrupt(
     check_images(images)
     if constants == "auto":
         constants = "cifar" if is_small(images) else "imagenet"
-    strengths = _SETS[constants][name][severity - 1]
+    return apply_strengths(images, name, STRENGTHS[constants][name][severity - 1], (seed, severity), start)
+
+
+def apply_strengths(
+    images: Images, name: str, strengths: tuple[float, ...], seeds: tuple[int, int], start: int
+) -> Images:
+    """Return the images with one corruption of any strength; `seeds` and an image's number decide its random draws."""
     many = max(1, _PIXELS_AT_ONCE // (images.shape[1] * images.shape[2]))
     result = np.empty_like(images)
     for first in range(0, len(images), many):
         part = images[first : first + many]
         numbers = range(start + first, start + first + len(part))
-        rngs = [np.random.default_rng([seed, zlib.crc32(name.encode()), severity, n]) for n in numbers]
+        rngs = [np.random.default_rng([seeds[0], zlib.crc32(name.encode()), seeds[1], n]) for n in numbers]
         result[first : first + many] = to_bytes(_FUNCTIONS[name](part, rngs, *strengths))
     return result
 
@@ -77,8 +83,8 @@ def check_settings(
     for setting, value in (("seed", seed), ("start", start)):
         if not isinstance(value, int) or value < 0:
             raise SettingError(f"{setting}={value!r}: expected a whole number from 0 upwards.")
-    if constants not in (*_SETS, "auto"):
-        raise SettingError(f"constants={constants!r} is unknown. {did_you_mean(constants, (*_SETS, 'auto'))}")
+    if constants not in (*STRENGTHS, "auto"):
+        raise SettingError(f"constants={constants!r} is unknown. {did_you_mean(constants, (*STRENGTHS, 'auto'))}")
 
 
 def check_images(images: Any) -> None:
