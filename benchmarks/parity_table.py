@@ -23,7 +23,7 @@ def main(path: Path) -> None:
     for name, worst in sorted(json.loads(path.read_text()).items()):
         facts = meta(name)
         origin = f"{facts['source'].split('@')[0]} ({facts['method']})"
-        runs.append({"name": name, "code": origin, "logits": worst["logits"], "state": worst["state"]})
+        runs.append({"name": name, "code": origin, "logits": worst["logits"], "state": worst.get("state")})
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -27,15 +27,29 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "Entropy": (
         "Make predictions more certain, most of them by training the normalisation layers.",
-        ("tent", "tent_prebn", "cpl", "eta", "eata", "rdumb", "sar", "deyo", "roid", "shot_im", "domainadaptor"),
+        (
+            "tent",
+            "tent_prebn",
+            "cpl",
+            "eta",
+            "eata",
+            "rdumb",
+            "sar",
+            "deyo",
+            "come",
+            "roid",
+            "cmf",
+            "shot_im",
+            "domainadaptor",
+        ),
     ),
     "Pseudo-label and prototype": (
         "Train on the model's own labels, or pull features towards class prototypes.",
-        ("pl", "shot", "dpl_o", "dpl_star", "dpl", "dpl_dagger", "proxy_nca", "arcface", "tsd", "swr_nsp"),
+        ("pl", "rpl", "shot", "dpl_o", "dpl_star", "dpl", "dpl_dagger", "proxy_nca", "arcface", "tsd", "swr_nsp"),
     ),
     "Teacher": (
-        "Train towards the predictions of a moving average of the model.",
-        ("cotta", "rmt", "adacontrast"),
+        "Train towards the predictions of another network: a moving average of the model, or the source.",
+        ("cotta", "rmt", "santa", "adacontrast"),
     ),
     "Memory bank": (
         "Collect samples of the stream and train on them, or classify by them.",

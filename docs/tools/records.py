@@ -8,6 +8,7 @@ __all__ = ["RecordedRun", "Row", "read_all_methods", "read_parity"]
 
 # Recorded runs whose name does not begin with the method's own, once the library's prefix is off.
 _ALIASES = {"shotim": "shot_im", "tentprebn": "tent_prebn", "tentclf": "tent", "tentfull": "tent", "plclf": "pl"}
+_ALIASES |= {"medbn": "norm", "unmixtns": "norm"}  # rules of norm="..."
 _LIBRARIES = ("rmtlib_", "t3alib_", "tsdrepo_", "eata_official_")
 
 
@@ -19,7 +20,7 @@ class RecordedRun:
     method: str
     code: str
     logits: float
-    state: float
+    state: float | None  # None: the method has none
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,14 @@ _NETWORKS = {
 def parity_page(file: Path) -> str:
     """Return the page of the comparison with other code as Markdown."""
     found = json.loads(file.read_text())
-    rows = [[f"`{run['name']}`", run["code"], f"{run['logits']:.0e}", f"{run['state']:.0e}"] for run in found["runs"]]
+    rows = [
+        [f"`{run['name']}`", run["code"], *(_shown(run[key]) for key in ("logits", "state"))] for run in found["runs"]
+    ]
     return render("parity.md.jinja", rows=rows, about=found)
+
+
+def _shown(difference: float | None) -> str:
+    return "–" if difference is None else f"{difference:.0e}"
 
 
 def speed_page(file: Path, late_start: Path) -> str:

@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpl.core.errors import InputError
-from dpl.memory.bank import BankPolicy, BankRecord, empty_record, insert_reservoir, insert_timely, occupied_by_age
+from dpl.memory.bank import (
+    BankPolicy,
+    BankRecord,
+    ReservoirRecord,
+    empty_record,
+    empty_reservoir,
+    insert_reservoir,
+    insert_timely,
+    occupied_by_age,
+)
 
 
 class LiteralBank:
@@ -112,8 +121,10 @@ def insert_drawn(
 ) -> tuple[list[int], list[int], list[int]]:
     """Insert with seeded draws; return the labels held, the count of each class, and the rows in the bank."""
     draws = torch.rand(len(labels), 3, generator=torch.Generator().manual_seed(seed))
-    results = insert_reservoir(torch.tensor(held), torch.tensor(counts), torch.tensor(labels), draws)
-    return results[0].tolist(), results[1].tolist(), results[2].tolist()
+    entered = torch.tensor([-1 if label < 0 else slot for slot, label in enumerate(held)])
+    before = ReservoirRecord(torch.tensor(held), entered, torch.tensor(counts))
+    record, rows, _ = insert_reservoir(before, torch.tensor(labels), draws)
+    return record.labels.tolist(), record.counts.tolist(), rows.tolist()
 
 
 def test_a_reservoir_fills_before_it_draws() -> None:
@@ -142,3 +153,14 @@ def test_the_reservoirs_classes_stay_balanced_when_they_come_in_runs() -> None:
     held, counts, _ = insert_drawn([-1] * 12, [0] * 4, [0] * 50 + [1] * 20 + [2] * 100 + [3] * 3)
     assert counts == [50, 20, 100, 3]
     assert [held.count(label) for label in range(4)] == [3, 3, 3, 3]
+
+
+def test_a_reservoir_draws_among_samples_in_their_order_of_entry() -> None:
+    """Slots are used again, so their order is not that of entry."""
+    record, names = empty_reservoir(3, 1, torch.device("cpu")), [-1] * 3
+    for name, place in enumerate([0, 0, 0, 0.0, 0.4, 0.0]):
+        record, rows, slots = insert_reservoir(record, torch.tensor([0]), torch.tensor([[0.0, 0.0, place]]))
+        names[int(slots)] = name
+        assert rows.tolist() == [0]
+    # 3 replaces 0, then 4 replaces 2 (the second oldest of 1, 2, 3), then 5 replaces 1
+    assert sorted(names) == [3, 4, 5]

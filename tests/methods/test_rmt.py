@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import dpl
 from dpl.core.errors import InputError, SettingError
+from dpl.methods.parts.projector import nearest_prototype
 from dpl.methods.parts.source_data import SourceStream
-from dpl.methods.rmt import nearest_prototype
 from dpl.network import Network
 from dpl.objectives.consistency import symmetric_cross_entropy
 from parity.tiny import Roll, source_images, stream, tiny_network

@@ -3,7 +3,16 @@
 A memory knows no network, method or file: the method declares the tensors as its state and passes them in.
 """
 
-from dpl.memory.bank import BankPolicy, BankRecord, empty_record, insert_reservoir, insert_timely, occupied_by_age
+from dpl.memory.bank import (
+    BankPolicy,
+    BankRecord,
+    ReservoirRecord,
+    empty_record,
+    empty_reservoir,
+    insert_reservoir,
+    insert_timely,
+    occupied_by_age,
+)
 from dpl.memory.class_memory import update_class_memory
 from dpl.memory.ema import ema_update, restore_randomly, share_frozen
 from dpl.memory.queue import neighbour_vote, write_ring
@@ -19,8 +28,10 @@ from dpl.memory.supports import (
 __all__ = [
     "BankPolicy",
     "BankRecord",
+    "ReservoirRecord",
     "ema_update",
     "empty_record",
+    "empty_reservoir",
     "insert_reservoir",
     "insert_supports",
     "insert_timely",

@@ -18,7 +18,10 @@ from torch import Tensor
 
 from dpl.core.errors import InputError
 
-__all__ = ["BankPolicy", "BankRecord", "empty_record", "insert_reservoir", "insert_timely", "occupied_by_age"]
+__all__ = [
+    "BankPolicy", "BankRecord", "ReservoirRecord", "empty_record", "empty_reservoir", "insert_reservoir",
+    "insert_timely", "occupied_by_age",
+]  # fmt: skip
 
 
 class BankRecord(NamedTuple):
@@ -27,6 +30,14 @@ class BankRecord(NamedTuple):
     labels: Tensor  # predicted class, int64; -1: the slot is empty
     ages: Tensor  # samples inserted since this one, itself included, int64
     uncertainty: Tensor
+
+
+class ReservoirRecord(NamedTuple):
+    """What a class-balanced reservoir of N slots knows of its samples and of those that came before."""
+
+    labels: Tensor  # predicted class of the sample in each slot [N], int64; -1: the slot is empty
+    entered: Tensor  # when it came in, counted in samples that did [N], int64
+    counts: Tensor  # samples of each class offered so far [C], int64
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,12 @@ def empty_record(size: int, like: Tensor) -> BankRecord:
     """Return the record of an empty bank, with the device and dtype of `like`."""
     none = torch.full((size,), -1, device=like.device)
     return BankRecord(none, torch.zeros_like(none), torch.zeros(size, device=like.device, dtype=like.dtype))
+
+
+def empty_reservoir(size: int, classes: int, device: torch.device) -> ReservoirRecord:
+    """Return the record of an empty reservoir."""
+    none = torch.full((size,), -1, device=device)
+    return ReservoirRecord(none, none.clone(), torch.zeros(classes, dtype=torch.int64, device=device))
 
 
 def insert_timely(
@@ -69,31 +86,29 @@ def insert_timely(
     return bank.result(record)
 
 
-def insert_reservoir(
-    held: Tensor, counts: Tensor, labels: Tensor, draws: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def insert_reservoir(record: ReservoirRecord, labels: Tensor, draws: Tensor) -> tuple[ReservoirRecord, Tensor, Tensor]:
     """Insert samples with these predicted labels [B] into a class-balanced reservoir, in order.
 
     If the bank is full, a sample of a smaller class replaces a random sample of one of the largest classes. A sample of
     a largest class replaces a random one of its class with probability (slots of the class / samples of it so far).
 
     Args:
-        held: the label in each slot [N]; -1: empty.
-        counts: number of samples of each class so far [C].
+        record: what the reservoir holds.
         labels: labels of the new samples [B].
-        draws: three random numbers in [0, 1) for each new sample [B, 3].
+        draws: three random numbers in [0, 1) for each new sample [B, 3]: whether it enters (0: always), which of the
+            largest classes gives way, and which of its samples in their order of entry.
 
     Returns:
-        The new `held` and `counts`; the rows of the new samples that are in the bank at the end; the slot of each.
+        The new record; the rows of the new samples that are in the bank at the end; the slot of each.
     """
-    reservoir = _ReservoirBank(held.tolist(), counts.tolist())
+    reservoir = _ReservoirBank(record)
     for row, (label, numbers) in enumerate(zip(labels.tolist(), draws.tolist(), strict=True)):
         reservoir.add(row, label, *numbers)
     taken = sorted(reservoir.rows)
     rows = [reservoir.rows[slot] for slot in taken]
-    results = reservoir.held, reservoir.counts, rows, taken
-    new = [torch.tensor(values, dtype=torch.int64, device=held.device) for values in results]
-    return new[0], new[1], new[2], new[3]
+    results = reservoir.held, reservoir.entered, reservoir.counts, rows, taken
+    new = [torch.tensor(values, dtype=torch.int64, device=record.labels.device) for values in results]
+    return ReservoirRecord(new[0], new[1], new[2]), new[3], new[4]
 
 
 def occupied_by_age(record: BankRecord) -> Tensor:
@@ -170,12 +185,15 @@ class _TimelyBank:
 class _ReservoirBank:
     """The class-balanced reservoir on the host during insertion."""
 
-    def __init__(self, held: list[int], counts: list[int]) -> None:
-        self.held, self.counts = held, counts
+    def __init__(self, record: ReservoirRecord) -> None:
+        self.held: list[int] = record.labels.tolist()
+        self.entered: list[int] = record.entered.tolist()
+        self.counts: list[int] = record.counts.tolist()
+        self.next = 1 + max(self.entered)
         self.rows: dict[int, int] = {}  # slot -> row of the new sample in it
-        self.members: dict[int, list[int]] = {}
-        for slot, label in enumerate(held):
-            self.members.setdefault(label, []).append(slot)
+        self.members: dict[int, list[int]] = {}  # class -> its slots in order of entry
+        for slot in sorted(range(len(self.held)), key=self.entered.__getitem__):
+            self.members.setdefault(self.held[slot], []).append(slot)
         self.free = self.members.pop(-1, [])
 
     def add(self, row: int, label: int, entry: float, which_class: float, which_slot: float) -> None:
@@ -183,7 +201,8 @@ class _ReservoirBank:
         self.counts[label] += 1
         slot = self.free.pop(0) if self.free else self._draw_slot(label, entry, which_class, which_slot)
         if slot is not None:
-            self.held[slot], self.rows[slot] = label, row
+            self.held[slot], self.entered[slot], self.rows[slot] = label, self.next, row
+            self.next += 1
             self.members.setdefault(label, []).append(slot)
 
     def _draw_slot(self, label: int, entry: float, which_class: float, which_slot: float) -> int | None:

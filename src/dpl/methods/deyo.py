@@ -33,7 +33,7 @@ from dpl.network import Pass
 from dpl.objectives import entropy, entropy_margin, masked_mean
 from dpl.views import seeded
 
-__all__ = ["DeYO", "DeYOSettings", "shuffle_patches"]
+__all__ = ["DeYO", "DeYOSettings", "permute_patches", "shuffle_patches"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,13 @@ class DeYO(GradientMethod[DeYOSettings]):
 
 
 def shuffle_patches(images: Tensor, patches: int, generator: torch.Generator | None = None) -> Tensor:
-    """Cut each image [B, C, H, W] into patches x patches and put them together in an order of its own."""
+    """Cut each image [B, C, H, W] into patches x patches and put them together in a random order of its own."""
+    order = torch.rand(len(images), patches**2, generator=generator, device=images.device).argsort(dim=1)
+    return permute_patches(images, patches, order)
+
+
+def permute_patches(images: Tensor, patches: int, order: Tensor) -> Tensor:
+    """Put patch `order[b, j]` of each image [B, C, H, W] at place j; patches count row by row."""
     if images.ndim != 4:
         raise InputError(
             f"images has shape {tuple(images.shape)}: expected [batch, channels, height, width] to shuffle patches of; "
@@ -111,7 +117,6 @@ def shuffle_patches(images: Tensor, patches: int, generator: torch.Generator | N
     height, width = (max(side // n, 1) for side in size)
     x = _resized(images, (n * height, n * width))
     x = x.reshape(*x.shape[:2], n, height, n, width).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # [B, n n, C, h, w]
-    order = torch.rand(x.shape[:2], generator=generator, device=x.device).argsort(dim=1)
     x = x.gather(1, order[:, :, None, None, None].expand_as(x))
     x = x.reshape(len(x), n, n, *x.shape[2:]).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
     return _resized(x, (size[0], size[1]))

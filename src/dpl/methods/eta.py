@@ -10,6 +10,7 @@ Updates: affine parameters of normalisation layers, with batch statistics. Needs
 the update. A batch without a selected sample changes nothing. `max_similarity` (d) is the authors' value for ten
 classes; with more, use less: 0.1 for CIFAR-100 and DomainNet-126, 0.05 for ImageNet. With few classes 0.05 would
 call almost everything redundant, because even a one-hot prediction has cosine 1/sqrt(C) with a uniform average.
+`objective="come"` puts the uncertainty of COME (dpl.methods.come) in place of H.
 Departures: `reset` also forgets m (in the authors' code it survives); Adam 1e-3 as in the RMT library for CIFAR,
 where the authors use SGD 5e-3 (CIFAR-10) and 2.5e-4 (ImageNet), both with momentum 0.9.
 """
@@ -22,16 +23,17 @@ from torch import Tensor
 
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.parts.uncertainty import UncertaintySettings
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, Settings
+from dpl.methods.settings import Settings
 from dpl.network import Network, Pass
-from dpl.objectives import entropy, entropy_margin, masked_mean, similarity_to
+from dpl.objectives import entropy_margin, masked_mean, similarity_to
 
 __all__ = ["ETA", "ETASettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ETASettings(GradientSettings, norm="batch"):
+class ETASettings(UncertaintySettings, norm="batch"):
     """Settings of ETA."""
 
     margin: float = setting(0.4, "E0 as a share of ln C: samples with less entropy are reliable", low=0)
@@ -62,17 +64,18 @@ class ETA(GradientMethod[E], Generic[E]):
 
     def candidates(self, out: Pass) -> Tensor:
         """The reliable samples."""
-        return entropy(out.reference) < entropy_margin(out.reference, self.settings.margin)
+        return self.settings.uncertainty(out.reference) < entropy_margin(out.reference, self.settings.margin)
 
     def loss(self, out: Pass) -> Objective:
         """Eq. 2 over the selected."""
-        margin, entropies = entropy_margin(out.reference, self.settings.margin), entropy(out.reference)
+        s = self.settings
+        margin, entropies = entropy_margin(out.reference, s.margin), s.uncertainty(out.reference)
         reliable = entropies < margin
         selected = reliable & self._fresh(out.probabilities)
         self._remember(out.probabilities, selected)
         weights = (margin - entropies).exp()
         return Objective(
-            masked_mean(weights * entropy(out.logits), selected),
+            masked_mean(weights * s.uncertainty(out.logits), selected),
             selected.any(),
             {"reliable": out.share(reliable), "selected": out.share(selected)},
         )

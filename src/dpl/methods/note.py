@@ -12,8 +12,9 @@ statistics mu, v of the samples, towards which the running ones move by 0.01.
 Updates: affine parameters of normalisation layers, and running statistics. Needs: BatchNorm layers; the authors
 train the source with these layers too (`k=1e9` gives a network trained otherwise plain ones). Output: from before the
 updates, with running statistics, so that no image's prediction depends on its batch.
-Departures from the authors' code: all images of a batch are predicted before any update; the entropy has no 1e-6
-inside its logarithm and is not divided by the number of classes (Adam does not see such a factor).
+Departures from the authors' code: all images of a batch are predicted before any update; the entropy is not divided by
+the number of classes and has no 1e-6 inside its logarithm, which `authors=True` undoes (Adam hardly sees the factor
+unless there is weight decay: their CIFAR runs have 5e-4, because a 0 on the command line is ignored).
 """
 
 from dataclasses import dataclass
@@ -23,15 +24,14 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.core.errors import SettingError
-from dpl.core.numerics import variance_and_mean
+from dpl.core.numerics import at_least_float32, variance_and_mean
 from dpl.core.settings import setting
-from dpl.memory.bank import insert_reservoir
 from dpl.methods.base import Objective
-from dpl.methods.parts.banked import MemoryBankMethod, MemoryBankSettings
+from dpl.methods.parts.banked import MemoryBankSettings, ReservoirMethod
 from dpl.methods.registry import register
 from dpl.network import Network
 from dpl.network.norm import Forward, NormControl, channel_statistics, normalise
-from dpl.objectives import entropy
+from dpl.objectives import entropy, entropy_of_probabilities
 
 __all__ = ["NOTE", "InstanceAware", "NOTESettings"]
 
@@ -48,6 +48,7 @@ class NOTESettings(MemoryBankSettings, lr=1e-4):
         high=1,
         formerly="statistics",
     )
+    authors: bool = setting(False, "divide the entropy by the number of classes; 1e-6 in its logarithm", later=True)
 
 
 @dataclass(frozen=True)
@@ -89,38 +90,37 @@ class InstanceAware:
     passes="1 forward; every 64 images 1 forward and 1 backward over 64",
     needs_norm=True,
 )
-class NOTE(MemoryBankMethod[NOTESettings]):
+class NOTE(ReservoirMethod[NOTESettings]):
     """Instance-aware normalisation and a balanced reservoir."""
 
     settings_class = NOTESettings
-    labels: Tensor  # predicted class of each sample in the bank; -1: empty
-    counts: Tensor | None  # samples of each class offered so far
 
     def __init__(self, network: Network, settings: NOTESettings) -> None:
         super().__init__(network, settings)
         if settings.norm != "running":
             raise SettingError(f"norm={settings.norm!r}: NOTE has a rule of its own around 'running'; k= tunes it")
         network.norm.rule = InstanceAware(settings.k)
-        self.declare(labels=torch.full((settings.capacity,), -1, device=network.device), counts=None)
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Offer samples to the reservoir by their predicted class."""
-        if self.counts is None:
-            self.counts = torch.zeros(logits.shape[1], dtype=torch.int64, device=logits.device)
         draws = torch.rand(len(logits), 3, generator=self.random.generator, device=logits.device)
-        self.labels, self.counts, rows, slots = insert_reservoir(self.labels, self.counts, logits.argmax(dim=1), draws)
-        return rows, slots
+        return self.offer(logits.argmax(dim=1), draws, logits.shape[1])
 
     def learn(self) -> None:
         """Minimise the entropy of the bank's samples, and let the running statistics follow theirs."""
-        samples = self.stored(torch.nonzero(self.labels >= 0).flatten())
+        samples = self.stored(self.occupied())
         for _ in range(self.settings.steps):
             with (
                 torch.enable_grad(),
                 self.network.norm.using(InstanceAware(self.settings.k, self.settings.bn_momentum)),
             ):
                 out = self.network(samples)
-                self.update(Objective(entropy(out.logits).mean()), out)
+                self.update(Objective(self._entropy(out.logits)), out)
+
+    def _entropy(self, logits: Tensor) -> Tensor:
+        if self.settings.authors:
+            return entropy_of_probabilities(at_least_float32(logits).softmax(dim=1), 1e-6).mean() / logits.shape[1]
+        return entropy(logits).mean()
 
 
 def _batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:

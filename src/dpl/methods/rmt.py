@@ -26,6 +26,7 @@ from torch.nn import Parameter
 
 from dpl.core.settings import setting
 from dpl.methods.base import Fact, GradientMethod, Objective, Source
+from dpl.methods.parts.projector import make_projector, nearest_prototype
 from dpl.methods.parts.source_data import SourceStream, class_means
 from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
@@ -80,21 +81,9 @@ class RMT(GradientMethod[RMTSettings]):
 
     def trained_parameters(self) -> dict[str, Parameter]:
         """Return the network's parameters and the projector's."""
-        self.declare_module("projector", self._make_projector())
+        self.declare_module("projector", make_projector(self.network.prototypes, self.settings.projection, self.random))
         own = {f"rmt.projector.{name}": p for name, p in self.projector.named_parameters()}
         return super().trained_parameters() | own
-
-    def _make_projector(self) -> nn.Module:
-        width, like = self.settings.projection, self.network.prototypes
-        if width == 0:
-            return nn.Identity()
-        layers = []
-        for inputs in (like.shape[1], width):
-            layer = nn.utils.skip_init(nn.Linear, inputs, width, dtype=like.dtype, device=like.device)  # type: ignore[no-untyped-call]
-            for parameter in layer.parameters():  # torch's own distribution, drawn from this method's generator
-                nn.init.uniform_(parameter, -(inputs**-0.5), inputs**-0.5, self.random.generator)
-            layers.append(layer)
-        return nn.Sequential(layers[0], nn.ReLU(), layers[1])
 
     def attach(self, source: Source | None) -> None:
         """Take the source batches to read from, at the start and when a snapshot is brought back."""
@@ -160,12 +149,3 @@ class RMT(GradientMethod[RMTSettings]):
     def predict(self, images: Tensor) -> Tensor:
         """Return the sum of the student's and the teacher's logits."""
         return super().predict(images) + self.taught(images)
-
-
-def nearest_prototype(features: Tensor, prototypes: Tensor) -> Tensor:
-    """Return the class whose prototype has the largest cosine with each feature, [B, d] -> [B].
-
-    One product with unit prototypes is enough: the length of a feature does not change the order.
-    """
-    similarity = features.to(prototypes.dtype) @ F.normalize(prototypes, dim=1).T
-    return similarity.masked_fill((prototypes == 0).all(dim=1), -torch.inf).argmax(dim=1)

@@ -88,8 +88,12 @@ class ROID(GradientMethod[ROIDSettings]):
         return Objective(total / len(weights), None, {"selected": (weights > 0).float().mean()})
 
     def update(self, objective: Objective, out: Pass) -> None:
-        """Step, then average with the source."""
+        """Step, then average the weights."""
         super().update(objective, out)
+        self.ensemble()
+
+    def ensemble(self) -> None:
+        """Average with the source."""
         self.source_weights.pull(1 - self.settings.weight_momentum)
 
     def answer(self, images: Tensor, logits: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023
 
 Updates: affine parameters of normalisation layers below the top (`top`), with batch statistics. Needs: such layers.
 Output: the first pass's, from before the update. e_m = 0.2 is meant for 1000 classes; with ten, a good model's loss
-is often below it, and SAR keeps returning to the source. An added loss (`sar+dpl`) takes part in both passes, and its
-memory learns from the second alone. The learning rate is the RMT library's for CIFAR; for ImageNet it is 2.5e-4.
+is often below it, and SAR keeps returning to the source. `objective="come"` puts COME's uncertainty (dpl.methods.come)
+in place of H. An added loss (`sar+dpl`) takes part in both passes, and its memory learns from the second alone. The
+learning rate is the RMT library's for CIFAR; for ImageNet it is 2.5e-4.
 Departures, undone by `authors`: a return to the source also forgets the momentum and the average ("rmt" keeps the
 momentum, as the RMT library does; "official" also keeps the low average, so that the next batches return as
 well), and a batch without a reliable sample changes nothing (in theirs the momentum still moves the weights). The
@@ -29,16 +30,16 @@ from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.parts.sharpness import ascended
 from dpl.methods.parts.source_weights import SourceWeights, restart
 from dpl.methods.parts.top_layers import TOP_LAYERS, below_top
+from dpl.methods.parts.uncertainty import UncertaintySettings
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.objectives import entropy, entropy_margin, masked_mean
+from dpl.objectives import entropy_margin, masked_mean
 
 __all__ = ["SAR", "SARSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SARSettings(GradientSettings, norm="batch", optimizer="sgd"):
+class SARSettings(UncertaintySettings, norm="batch", optimizer="sgd"):
     """Settings of SAR."""
 
     margin: float = setting(0.4, "E0 as a share of ln C: samples with less entropy are reliable", low=0)
@@ -104,11 +105,11 @@ class SAR(GradientMethod[SARSettings]):
 
     def candidates(self, out: Pass) -> Tensor:
         """The reliable samples."""
-        return entropy(out.reference) < entropy_margin(out.reference, self.settings.margin)
+        return self.settings.uncertainty(out.reference) < entropy_margin(out.reference, self.settings.margin)
 
     def _entropy_loss(self, out: Pass, reliable: Tensor) -> Objective:
         """Eq. 2, over the reliable samples."""
-        return Objective(masked_mean(entropy(out.logits), reliable), reliable.any())
+        return Objective(masked_mean(self.settings.uncertainty(out.logits), reliable), reliable.any())
 
     def _commit(self, second: Objective, first: Tensor) -> None:
         """Step along the second pass's gradient unless there is none worth it."""

@@ -4,24 +4,26 @@ Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021
 
     L = (1/B) sum_i H(softmax(f(x_i)))
 
-Updates: affine parameters of normalisation layers, with batch statistics. Needs: such layers. Output: from before
-the update. Departure from the authors' code: the network is in evaluation mode (no dropout), as in the later
-benchmark libraries; numbers are the same without dropout.
+`objective="come"` minimises COME's uncertainty (dpl.methods.come) instead. Updates: affine parameters of normalisation
+layers, with batch statistics. Needs: such layers. Output: from before the update. Departure from the authors' code:
+the network is in evaluation mode (no dropout), as in the later benchmark libraries; numbers are the same without
+dropout.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.parts.uncertainty import UncertaintySettings
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings
+from dpl.methods.settings import Settings
 from dpl.network import Pass
-from dpl.objectives import entropy
 
 __all__ = ["Tent", "TentSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TentSettings(GradientSettings, norm="batch"):
+class TentSettings(UncertaintySettings, norm="batch"):
     """Settings of TENT."""
 
 
@@ -34,8 +36,8 @@ class TentSettings(GradientSettings, norm="batch"):
 class Tent(GradientMethod[TentSettings]):
     """Entropy minimisation."""
 
-    settings_class = TentSettings
+    settings_class: ClassVar[type[Settings]] = TentSettings
 
     def loss(self, out: Pass) -> Objective:
-        """Mean entropy."""
-        return Objective(entropy(out.logits).mean())
+        """Mean uncertainty."""
+        return Objective(self.settings.uncertainty(out.logits).mean())

@@ -15,6 +15,7 @@ from dpl.objectives.entropy import (
     marginal_entropy,
     masked_mean,
     min_max,
+    opinion_entropy,
     similarity_to,
     soft_likelihood_ratio,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "marginal_entropy",
     "masked_mean",
     "min_max",
+    "opinion_entropy",
     "prototype_regularization",
     "proxy_nca",
     "restyle",

@@ -22,11 +22,13 @@ __all__ = [
     "marginal_entropy",
     "masked_mean",
     "min_max",
+    "opinion_entropy",
     "similarity_to",
     "soft_likelihood_ratio",
 ]
 
 _COLDEST = 1e-6  # equal logits have no deviation; their softmax is uniform at any temperature
+_SHORTEST = 1e-12  # logits that are all zero have no direction
 
 
 @full_precision
@@ -39,6 +41,20 @@ def entropy(logits: Tensor) -> Tensor:
 def entropy_of_probabilities(p: Tensor, eps: float) -> Tensor:
     """Return -sum p log(p + eps) over the last dimension, in nats; `eps` keeps the logarithm of zero finite."""
     return -(p * (p + eps).log()).sum(dim=-1)
+
+
+@full_precision
+def opinion_entropy(logits: Tensor, mass: float | None = None) -> Tensor:
+    """Return the entropy of the opinion over C classes and the unknown, [B, C] -> [B] (COME; Zhang et al., 2025).
+
+    Class c has exp(logit_c), the unknown `mass` (None: C); 1e-7 is added to each share. No gradient flows along the
+    length of a sample's logits.
+    """
+    length = logits.norm(dim=1, keepdim=True).clamp(min=_SHORTEST)
+    held = logits / length * length.detach()
+    unknown = torch.full_like(held[:, :1], math.log(mass or logits.shape[1]))
+    opinion = torch.cat([held, unknown], dim=1).softmax(dim=1) + 1e-7
+    return -(opinion * opinion.log()).sum(dim=1)
 
 
 @full_precision

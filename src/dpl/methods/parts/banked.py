@@ -1,4 +1,4 @@
-"""What RoTTA and NOTE share: images are predicted as they come, and learnt from later, out of a small bank."""
+"""What RoTTA, NOTE and SoTTA share: images are predicted as they come, and learnt from later, out of a small bank."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -8,11 +8,12 @@ from torch import Tensor
 
 from dpl.core.errors import InputError
 from dpl.core.settings import setting
+from dpl.memory.bank import ReservoirRecord, empty_reservoir, insert_reservoir
 from dpl.methods.base import GradientMethod
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network
 
-__all__ = ["MemoryBankMethod", "MemoryBankSettings"]
+__all__ = ["MemoryBankMethod", "MemoryBankSettings", "ReservoirMethod"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +79,30 @@ class MemoryBankMethod(GradientMethod[B], Generic[B]):
                 f"images have shape {tuple(images.shape[1:])}, those in the bank {tuple(self.samples.shape[1:])}; "
                 "resize them, or call reset() when the stream changes"
             )
+
+
+class ReservoirMethod(MemoryBankMethod[B], Generic[B]):
+    """A method whose bank is a class-balanced reservoir."""
+
+    labels: Tensor  # of the bank's samples; these three are its `ReservoirRecord`
+    entered: Tensor
+    counts: Tensor | None
+
+    def __init__(self, network: Network, settings: B) -> None:
+        super().__init__(network, settings)
+        empty = empty_reservoir(settings.capacity, 0, network.device)
+        self.declare(labels=empty.labels, entered=empty.entered, counts=None)
+
+    def offer(self, labels: Tensor, draws: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+        """Offer samples of these predicted classes [B] with their draws [B, 3]; return the rows and slots taken."""
+        if self.counts is None:
+            self.counts = torch.zeros(classes, dtype=torch.int64, device=labels.device)
+        record = ReservoirRecord(self.labels, self.entered, self.counts)
+        (self.labels, self.entered, self.counts), rows, slots = insert_reservoir(record, labels, draws)
+        return rows, slots
+
+    def occupied(self) -> Tensor:
+        """Return the occupied slots, class by class, in order of entry."""
+        order = self.entered.argsort()
+        order = order[self.labels[order].argsort(stable=True)]
+        return order[self.labels[order] >= 0]

@@ -40,6 +40,13 @@ class SourceWeights(Stateful):
         """Move the parameters towards what they were: (1 - share) now + share then."""
         torch._foreach_lerp_(self.parameters, self.values, share)
 
+    @torch.no_grad()
+    def shift(self, flat: Tensor) -> None:
+        """Add to the parameters what `flat` holds for all of them."""
+        parts = torch.split(flat, [parameter.numel() for parameter in self.parameters])
+        changes = [part.view_as(now).to(now.dtype) for part, now in zip(parts, self.parameters, strict=True)]
+        torch._foreach_add_(self.parameters, changes)
+
     def displacement(self) -> Tensor:
         """Return how far each parameter is from its start, flat, with gradient."""
         pairs = zip(self.parameters, self.values, strict=True)
