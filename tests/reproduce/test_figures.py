@@ -168,7 +168,7 @@ def test_figure2_counts_are_the_stores(made, place):
 
 def test_figure2_order_of_panels(close):
     clouds = {m: embeddings.Features(np.zeros((3, 2)), np.arange(3), 50.0) for m in ("dpl", "source")}
-    counts = {"truth": {0: np.array([2, 2, 2])}, "pl": {0: np.array([6, 0, 0])}, "dpl": {0: np.array([2, 2, 2])}}
+    counts = pd.DataFrame({("truth", 0): [2, 2, 2], ("pl", 0): [6, 0, 0], ("dpl", 0): [2, 2, 2]}).T
     figure = embeddings.draw_features([embeddings.Target("cartoon", clouds, counts)], ("dog", "cat", "cow"))
     panels = figure.axes
     assert [axis.get_title() for axis in panels[:3]] == ["Source", "CE (PL)", "DPL"]
@@ -246,17 +246,19 @@ def test_figure3_without_styles_says_that_they_were_not_run(close):
 def test_figure4_lines_are_the_stores_accuracies_in_the_papers_order(made, place):
     data = data_of(made, "fig4")
     assert list(data) == ["cartoon", "sketch"]
-    assert list(data["cartoon"]) == ["tent", "pl", "tsd", "dpl_star", "dpl"]
+    assert list(data["cartoon"]) == [f"cartoon {method}" for method in ("tent", "pl", "tsd", "dpl_star", "dpl")]
     for size in (8, 16):
         rows = stored(place, batch_size=size)
         for method in ("tsd", "dpl_star"):
             expected = rows[method, "sketch", 0]["accuracy"]
-            assert data["sketch"][method][str(size)] == {"0": pytest.approx(expected)}
+            assert data["sketch"][f"sketch {method}"][str(size)] == {"0": pytest.approx(expected)}
 
 
 def test_figure4_axes_and_bands(close):
     line = pd.DataFrame({4: {0: 40.0, 1: 50.0}, 16: {0: 60.0, 1: 70.0}})
-    figure = figures.draw_batch_sizes({"pacs": {"tent": line, "dpl": pd.DataFrame({16: {0: 66.0}})}}, "a note")
+    figure = figures.draw_batch_sizes(
+        {"pacs": {("pacs", "tent"): line, ("pacs", "dpl"): pd.DataFrame({16: {0: 66.0}})}}, "a note"
+    )
     axis = figure.axes[0]
     assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_title()) == ("batch size", "accuracy (%)", "pacs")
     assert [text.get_text() for text in axis.get_xticklabels()] == ["4", "16"]
@@ -273,7 +275,7 @@ def test_several_data_sets_have_a_panel_each_with_the_mean_over_targets(make_row
         for dataset, domain, accuracy in (("pacs", "photo", 50), ("pacs", "sketch", 70), ("vlcs", "SUN09", 20))
     ]
     panels = figures.batch_size_lines(rows)
-    assert {group: lines["tent"][4].mean() for group, lines in panels.items()} == {"pacs": 60, "vlcs": 20}
+    assert {group: lines[group, "tent"][4].mean() for group, lines in panels.items()} == {"pacs": 60, "vlcs": 20}
 
 
 def test_figure5_panels_values_and_styles(made, place, close):
@@ -318,8 +320,8 @@ def test_a_half_finished_store_gives_a_partial_figure_with_a_note(made, place, t
     assert call(place, "fig4", tmp_path, "--no-run", "--store", str(tmp_path / "runs")) == 0
     assert "Partial: 14 of 20 runs" in (tmp_path / "fig4.svg").read_text()
     data = data_of(tmp_path, "fig4")
-    assert list(data["sketch"]) == ["pl", "tsd", "dpl_star", "dpl"]
-    assert list(data["sketch"]["dpl"]) == ["16"]
+    assert list(data["sketch"]) == [f"sketch {method}" for method in ("pl", "tsd", "dpl_star", "dpl")]
+    assert list(data["sketch"]["sketch dpl"]) == ["16"]
     assert "pacs: tent 8: not run on" in capsys.readouterr().out
     assert "tent 8: not run on" in (tmp_path / "fig4.md").read_text()
 

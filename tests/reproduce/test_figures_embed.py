@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpl.reproduce.embeddings import nearest_distance, neighbour_accuracy, standardised, subset, tsne
+from dpl.reproduce.embeddings import Styles, nearest_distance, neighbour_accuracy, subset, tsne
 
 
 def test_neighbours_vote_for_the_class():
@@ -27,9 +27,13 @@ def test_nearest_distance_is_the_mean_over_five():
     assert nearest_distance(points, others) == pytest.approx(expected, rel=1e-4)
 
 
-def test_standardised_keeps_a_constant_dimension_at_zero():
-    found = standardised(np.array([[1, 5], [3, 5]], dtype=np.float32))
-    assert found.tolist() == [[-1, 0], [1, 0]]
+def test_styles_are_put_on_one_scale_and_a_constant_dimension_stays_zero():
+    styles = Styles(
+        "sketch", {"photo": np.array([[1, 5]], np.float32)}, np.array([[3, 5]], np.float32), np.array([True])
+    )
+    assert {name: group.tolist() for name, group in styles.groups().items()} == {
+        "photo": [[-1, 0]], "confident": [[1, 0]], "unconfident": []
+    }  # fmt: skip
 
 
 def test_the_same_images_are_drawn_for_every_method():

@@ -9,8 +9,11 @@ from safetensors.torch import save_file
 
 from data.make import make_cifar, make_pacs, make_vlcs
 from dpl.backbones import create
+from dpl.bench.section import read_sections
 from dpl.cli import main
 from dpl.reproduce import paper
+from dpl.reproduce.plan import _shortened
+from dpl.reproduce.request import Request
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 
@@ -101,7 +104,7 @@ def test_nothing_of_this_machine_is_written(table1, place):
 
 def test_all_formats_have_the_figure(table1):
     figure = f"{entry(table1, 'table1', 'source', 'pacs')['measured']['value']:.1f}"
-    for suffix in ("md", "tex", "html"):
+    for suffix in ("md", "tex"):
         assert figure in (table1 / f"table1.{suffix}").read_text()
 
 
@@ -120,7 +123,7 @@ def test_a_table_of_fewer_rows_takes_them_from_the_same_store(table1, place, tmp
     assert code == 0
     grid = document["grids"][0]
     assert [r["name"] for r in grid["rows"] if r["entries"][0]["measured"]] == ["source", "dpl_dagger"]
-    assert "my_dpl" not in {item["subject"] for item in document["setup"]["settings"]}
+    assert "my_dpl" not in {item["subject"] for item in document["settings"]}
     assert entry(tmp_path, "table5", "dpl_dagger", "pacs") | {"reported": 0, "marks": 0} == grid["rows"][-1]["entries"][
         0
     ] | {"reported": 0, "marks": 0}
@@ -144,6 +147,38 @@ def test_without_some_weights_the_other_domains_are_shown(place, tmp_path, capsy
     assert "art_painting seed 0, art_painting seed 1, cartoon seed 0" in capsys.readouterr().out
 
 
+def test_weights_of_another_split_cost_their_own_cells_alone(place, tmp_path, capsys):
+    (tmp_path / "tiny.yaml").write_text(EXPERIMENT.replace("{dataset}_{target}", "{target}/best"))
+    for domain in ("photo", "sketch"):
+        folder = tmp_path / "weights" / domain
+        folder.mkdir(parents=True)
+        (folder / "best.safetensors").write_bytes((place / "weights" / f"pacs_{domain}.safetensors").read_bytes())
+        trained = {"network": "debug_cnn", "dataset": "PACS", "target": domain, "source": None, "trial_seed": 1}
+        (folder / "train.json").write_text(json.dumps({"settings": trained}))
+    words = ["--weights", str(tmp_path / "weights"), "--limit", "8"]
+    assert call(place, "table1", tmp_path / "out", *words, config=str(tmp_path / "tiny.yaml")) == 0
+    found = entry(tmp_path / "out", "table1", "tent", "pacs")["measured"]
+    assert (found["parts"], found["seeds"]) == (2, [1])
+    told = capsys.readouterr().out
+    assert "photo seed 0: " in told
+    assert "was trained with trial_seed=1; this experiment needs trial_seed=0" in told
+
+
+def test_stored_results_are_drawn_again_without_data_and_weights(table1, place, tmp_path, capsys):
+    words = ["reproduce", "table1", "--store", str(table1 / "runs"), "--config", str(place / "tiny.yaml")]
+    assert main([*words, "--out", str(tmp_path), "--no-run"]) == 0
+    assert entry(tmp_path, "table1", "tent", "pacs") == entry(table1, "table1", "tent", "pacs")
+    assert main([*words, "--out", str(tmp_path)]) == 2
+    assert "--data DIR: missing" in capsys.readouterr().err
+
+
+def test_quick_uses_several_batches(tmp_path):
+    (tmp_path / "wide.yaml").write_text(EXPERIMENT.replace("batch_size: 16", "batch_size: 64"))
+    _, sections = read_sections(tmp_path / "wide.yaml")
+    request = Request(data=tmp_path, weights=tmp_path, out=tmp_path, store=tmp_path, quick=True)
+    assert _shortened(sections[0], request).limit == 5 * 64
+
+
 def test_settings_chosen_on_source_validation_bring_the_oracle_beside(place, tmp_path):
     searched = EXPERIMENT.replace("seeds: [0, 1]", "seeds: [0]\nselection: {lr: [1e-4, 1e-2]}\noracle: true").replace(
         ", confidence: 0.2", ""
@@ -154,7 +189,7 @@ def test_settings_chosen_on_source_validation_bring_the_oracle_beside(place, tmp
     assert call(place, "table1", tmp_path, "--limit", "8", config=str(tmp_path / "tiny.yaml")) == 0
     document = json.loads((tmp_path / "table1.json").read_text())
     assert len(document["grids"]) == 2
-    assert "(chosen on source validation)" in document["setup"]["settings"][0]["text"]
+    assert "(chosen on source validation)" in document["settings"][0]["text"]
     assert not any("Settings were fixed" in text for text in document["differences"])
     chosen, best = (
         next(r for r in grid["rows"] if r["name"] == "tent")["entries"][0]["measured"]["value"]

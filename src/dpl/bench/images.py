@@ -15,7 +15,7 @@ from dpl.data.facts import CORRUPTIONS, DOMAIN_FOLDERS, DOMAINNET126_COUNTS, EXT
 from dpl.data.imagenet_variants import IMAGENET_VARIANTS
 from dpl.data.sets import NO_LABEL, Indices, joined
 from dpl.data.transforms import make_transform
-from dpl.streams import Domain, Segment, domainbed_split
+from dpl.streams import Domain, Segment, domainbed_split, plan
 
 if TYPE_CHECKING:
     from dpl.bench.context import BenchContext
@@ -32,6 +32,7 @@ __all__ = [
     "open_parts",
     "part_of",
     "segment_batches",
+    "segments",
     "streamed_image",
 ]  # fmt: skip
 
@@ -171,6 +172,14 @@ def _first(positions: Indices, limit: int | None) -> Indices:
         return positions
     drawn = np.random.default_rng([0, len(positions)]).permutation(len(positions))[:limit]
     return positions[np.sort(drawn)]
+
+
+def segments(unit: Unit, parts: Sequence[StreamedDomain], outliers: StreamedDomain | None = None) -> list[Segment]:
+    """Return the order in which a unit meets the images of its parts."""
+    return plan(
+        unit.protocol, [part.domain for part in parts], seed=unit.seed, order=unit.order, delta=unit.delta,
+        visits=unit.visits, imbalance=unit.imbalance, outliers=None if outliers is None else outliers.domain,
+    )  # fmt: skip
 
 
 def segment_batches(

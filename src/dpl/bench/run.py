@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpl.bench.context import BenchContext, PreparedModel
-from dpl.bench.images import StreamedDomain, open_outliers, open_parts, segment_batches
+from dpl.bench.images import StreamedDomain, open_outliers, open_parts, segment_batches, segments
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch
 from dpl.model.adaptive import AdaptiveModel
 from dpl.runs.costs import Pace, environment, forget_peak, peak_memory
 from dpl.runs.online import OnlineResult, evaluate
-from dpl.streams import Segment, plan
+from dpl.streams import Segment
 
 __all__ = ["Outcome", "Record", "run_unit", "unit_accuracy"]
 
@@ -61,16 +61,13 @@ def run_unit(unit: Unit, context: BenchContext, on_batch: OnBatch = lambda resul
     """Run a unit from the source model on; the same unit on the same data gives the same figures."""
     parts = open_parts(unit, context)
     outliers = open_outliers(unit, context, parts[0])
-    segments = plan(
-        unit.protocol, [part.domain for part in parts], seed=unit.seed, order=unit.order, delta=unit.delta,
-        visits=unit.visits, imbalance=unit.imbalance, outliers=None if outliers is None else outliers.domain,
-    )  # fmt: skip
+    order = segments(unit, parts, outliers)
     prepared = context.prepared(unit, parts)
     parts += [] if outliers is None else [outliers]
     shared = _shared(unit, parts, prepared)
     records: list[Record] = []
     columns: list[dict[str, NDArray[Any]]] = []
-    for number, segment in enumerate(segments):
+    for number, segment in enumerate(order):
         if segment.reset_before:
             prepared.model.reset()
         forget_peak()

@@ -41,7 +41,7 @@ def check_training(
     wanted = {"network": network, **trained_on} | ({} if trial_seed is None else {"trial_seed": trial_seed})
     for key, value in wanted.items():
         if normalise_name(str(found[key])) != normalise_name(str(value)):
-            raise SettingError(
+            raise DataError(
                 f"{weights} was trained with {key}={found[key]!r}; this experiment needs {key}={value!r}. Train it "
                 "so, or change the experiment"
             )

@@ -4,12 +4,11 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpl.cli.console import print_json, print_table, warn
-from dpl.cli.engines import add_engine_arguments, run_with
+from dpl.cli.models import check_counts
 from dpl.core.errors import SettingError
 
 if TYPE_CHECKING:
@@ -25,29 +24,25 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("what", metavar="WHAT", help="table1 ... table8, supervised, fig1 ... fig5")
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder with the data sets")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder with the data sets; not needed with --no-run")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for tables and figures")
     parser.add_argument("--weights", type=Path, metavar="DIR", help="folder of source weights (default: DATA/weights)")
     parser.add_argument("--store", type=Path, metavar="DIR", help="folder of results; runs resume there (OUT/runs)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="another experiment file than the table's own")
     parser.add_argument("--limit", type=int, metavar="N", help="use at most N images of each domain")
     parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds (default: the experiment file's)")
-    parser.add_argument("--quick", action="store_true", help="one seed, 200 images of each domain, no search")
-    parser.add_argument("--no-run", action="store_true", help="run nothing: tabulate what the store has")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of each process")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images")
-    add_engine_arguments(parser)
+    parser.add_argument("--quick", action="store_true", help="one seed, a few batches of each stream, no search")
+    parser.add_argument("--no-run", action="store_true", help="run nothing: show what the store has")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run what is missing, write the files and print the table; return 1 where a run failed."""
     from dpl.reproduce.targets import find_target
 
-    for name in ("limit", "seeds", "workers", "threads"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise SettingError(f"--{name} {value}: expected at least 1")
+    check_counts(args, "limit", "seeds", "threads")
+    if args.data is None and not args.no_run:
+        raise SettingError("--data DIR: missing; leave it out with --no-run only")
     result = find_target(args.what).make(_request(args))
     if args.json:
         _print_json(args.what, result)
@@ -65,20 +60,19 @@ def _request(args: argparse.Namespace) -> "Request":
     def watch(title: str, cells: "Sequence[Cell]", store: "Store") -> "AbstractContextManager[OnProgress]":
         return watched(title, cells, store, quiet=args.json)
 
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    data = args.data or Path("data")
     return Request(
-        data=args.data,
-        weights=args.weights or args.data / "weights",
+        data=data,
+        weights=args.weights or data / "weights",
         out=args.out,
         store=args.store or args.out / "runs",
         config=args.config,
-        cache=args.cache,
         limit=args.limit,
         seeds=args.seeds,
         quick=args.quick,
         run=not args.no_run,
-        workers=args.workers,
-        threads=args.threads or max(1, torch.get_num_threads() // args.workers),
-        engine=partial(run_with, args),
         watch=watch,
         say=warn,
         command=_command(args),
@@ -91,7 +85,7 @@ def _command(args: argparse.Namespace) -> str:
     for name in ("data", "weights", "store", "config", "limit", "seeds", "out"):
         value = getattr(args, name)
         words += [] if value is None else [f"--{name}", str(value)]
-    return shlex.join([*words, *(["--quick"] if args.quick else [])])
+    return shlex.join([*words, *(f"--{name.replace('_', '-')}" for name in ("quick", "no_run") if getattr(args, name))])
 
 
 def _print_json(what: str, result: "Result") -> None:

@@ -12,6 +12,7 @@ from dpl.data.images import EXTENSIONS, MAX_PIXELS, image_names
 from dpl.data.sets import NO_LABEL, DataWarning, Files, ImageSet, normalise_name
 
 __all__ = [
+    "LayoutError",
     "class_places",
     "existing_folder",
     "find_home",
@@ -116,9 +117,17 @@ def find_home(root: str | os.PathLike[str], names: Sequence[str], holds: Callabl
     raise layout_error(f"{base}: {names[0]} was not found here (looked in {shorten(map(str, candidates))})", layout)
 
 
-def layout_error(problem: str, layout: str) -> DataError:
+class LayoutError(DataError):
+    """A data set whose files are not where they should be: the problem in words, the expected layout as a drawing."""
+
+    def __init__(self, problem: str, layout: str) -> None:
+        super().__init__(f"{problem}\nexpected:\n{layout}")
+        self.problem, self.layout = problem, layout
+
+
+def layout_error(problem: str, layout: str) -> LayoutError:
     """Return an error that ends with the expected layout."""
-    return DataError(f"{problem}\nexpected:\n{layout}")
+    return LayoutError(problem, layout)
 
 
 def warn_counts(name: str, found: Mapping[str, int], published: Mapping[str, int], note: str = "") -> None:

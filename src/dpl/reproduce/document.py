@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpl.core.errors import DataError
+from dpl.data.folders import LayoutError
 from dpl.reproduce.compare import ComparisonTable
 from dpl.reproduce.layouts import Layout, Row, network_name
 from dpl.reproduce.paper import Table
 
-__all__ = [
-    "Document", "Item", "Setup", "differences", "paper_notes", "protocol_items", "setting_items", "version_lines",
-]  # fmt: skip
+__all__ = ["Document", "Item", "differences", "paper_notes", "protocol_items", "setting_items", "version_lines"]
 
 _HIDDEN_SETTINGS = ("seed",)  # it differs from run to run by design, and stands in the protocol
 
@@ -24,22 +24,17 @@ class Item:
     text: str
     drawing: str = ""
 
+    @classmethod
+    def of_error(cls, subject: str, error: DataError) -> "Item":
+        """Return an error as an entry; the layout that was expected is a drawing."""
+        if isinstance(error, LayoutError):
+            return cls(subject, f"{error.problem}; expected layout", error.layout)
+        return cls(subject, str(error))
+
     def lines(self) -> str:
         """Return the entry for a terminal."""
         text = f"- {self.subject}: {self.text}" if self.subject else f"- {self.text}"
         return f"{text}:\n{self.drawing}" if self.drawing else text
-
-
-@dataclass(frozen=True)
-class Setup:
-    """How the measured figures were obtained."""
-
-    protocol: tuple[Item, ...] = ()
-    """One entry for each section of the experiment."""
-    settings: tuple[Item, ...] = ()
-    """Every setting of every method."""
-    versions: tuple[str, ...] = ()
-    command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +55,12 @@ class Document:
     """The paper's own protocol."""
     notes: tuple[Item, ...] = ()
     """Remarks on the printed figures."""
-    setup: Setup = Setup()
+    protocol: tuple[Item, ...] = ()
+    """How the measured figures were obtained: one entry for each section of the experiment."""
+    settings: tuple[Item, ...] = ()
+    """Every setting of every method."""
+    versions: tuple[str, ...] = ()
+    command: str = ""
 
     def record(self) -> dict[str, Any]:
         """Return the document as plain data."""
@@ -80,15 +80,14 @@ class Document:
 
     def sections(self) -> list[tuple[str, tuple[Item, ...]]]:
         """Return the lists below the tables, each under its heading; empty ones are left out."""
-        setup = self.setup
-        versions = [", ".join(setup.versions)] if setup.versions else []
-        command = [Item("", "Run it again with", setup.command)] if setup.command else []
+        versions = [", ".join(self.versions)] if self.versions else []
+        command = [Item("", "Run it again with", self.command)] if self.command else []
         lists = [
             ("What differs from the paper", _plain(self.differences)),
             ("What is missing", self.missing),
-            ("Protocol", setup.protocol),
+            ("Protocol", self.protocol),
             ("The paper's protocol", self.paper),
-            ("Settings", setup.settings),
+            ("Settings", self.settings),
             ("Notes on the printed figures", self.notes),
             ("Versions and command", (*_plain(versions), *command)),
         ]

@@ -1,38 +1,35 @@
 """Figures 2 and 3 of the paper: features and styles inside the networks, placed on paper by t-SNE."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dpl.bench import BenchContext, Unit, run_unit
-from dpl.bench.images import open_parts, segment_batches
+from dpl.bench.images import open_parts, segment_batches, segments
 from dpl.core.errors import DataError
 from dpl.core.extras import optional
 from dpl.core.files import replacing
-from dpl.network import Network
 from dpl.network.style_layer import at_layer, find_style_layer, prefix_tokens
 from dpl.objectives import style_statistics
 from dpl.reproduce.document import Item
-from dpl.reproduce.figures import NAMES, footer, measured_on, require_rows, write_figure
-from dpl.reproduce.layouts import Row
-from dpl.reproduce.plan import Experiment, image_context, open_quietly, run_experiment
+from dpl.reproduce.figures import NAMES, NOTE, footer, measured_on, not_run, run_figure, write_figure
+from dpl.reproduce.plan import Experiment, image_context
 from dpl.reproduce.plotting import axes, colour
 from dpl.reproduce.render import Picture
 from dpl.reproduce.request import Request, Result
-from dpl.reproduce.targets import experiment_file, register
-from dpl.streams import plan
+from dpl.reproduce.targets import register
 
 __all__ = [
-    "Features", "Styles", "Target", "cached", "collect_features", "collect_styles", "draw_features", "draw_styles",
-    "farther", "make_figure2", "make_figure3", "misplaced", "nearest_distance", "neighbour_accuracy", "standardised",
-    "subset", "tsne",
+    "Features", "Styles", "Target", "draw_features", "draw_styles", "farther", "make_figure2", "make_figure3",
+    "misplaced", "nearest_distance", "neighbour_accuracy", "subset", "tsne",
 ]  # fmt: skip
 
 Arrays = dict[str, NDArray[Any]]
@@ -44,9 +41,9 @@ _NEIGHBOURS = 5
 # ---- What a network computes inside, kept beside the results ----
 
 
-def cached(folder: Path, unit: Unit, kind: str, make: Callable[[], Arrays] | None) -> Arrays | None:
+def _cached(request: Request, unit: Unit, kind: str, make: Callable[[], Arrays] | None) -> Arrays | None:
     """Return the arrays stored for a unit; absent ones are made and stored, or None where nothing may be run."""
-    path = folder / f"{unit.key}.{kind}.npz"
+    path: Path = request.store / "figures" / f"{unit.key}.{kind}.npz"
     if path.is_file():
         try:
             with np.load(path, allow_pickle=False) as archive:
@@ -61,52 +58,44 @@ def cached(folder: Path, unit: Unit, kind: str, make: Callable[[], Arrays] | Non
     return arrays
 
 
-def collect_features(unit: Unit, context: BenchContext) -> Arrays:
+@torch.no_grad()
+def _collect(unit: Unit, context: BenchContext, look: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> Arrays:
+    """Show a network the unit's images in order of arrival; join what `look` finds in each batch."""
+    parts = open_parts(unit, context)
+    found = [
+        look(batch.images.contiguous(memory_format=torch.channels_last), batch.labels)
+        for segment in segments(unit, parts)
+        for batch in segment_batches(segment, parts, unit, context)
+        if len(batch)
+    ]
+    return {name: torch.cat([part[name] for part in found]).numpy() for name in found[0]}
+
+
+def _collect_features(unit: Unit, context: BenchContext) -> Arrays:
     """Adapt to the whole stream, then return the features of every image under the adapted network."""
     model = context.prepared(unit, open_parts(unit, context)).model
     run_unit(unit, context)  # adapts this very model, which the context keeps, from its source state to the end
-    found: dict[str, list[NDArray[Any]]] = {"features": [], "label": []}
-    for images, labels in _batches(unit, context):
-        with torch.no_grad():
-            found["features"].append(model.method.network(images).z.half().numpy())
-        found["label"].append(labels.numpy())
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+    network = model.method.network
+    return _collect(unit, context, lambda images, labels: {"features": network(images).z.half(), "label": labels})
 
 
-def collect_styles(unit: Unit, context: BenchContext) -> Arrays:
+def _collect_styles(unit: Unit, context: BenchContext) -> Arrays:
     """Return the style of each image under the source network (Eq. 8 and 9), and the network's confidence."""
     network = context.prepared(unit, open_parts(unit, context)).model.method.network
     layer, prefix = find_style_layer(network.module), prefix_tokens(network.module)
-    found: dict[str, list[NDArray[Any]]] = {"style": [], "confidence": []}
-    for images, _ in _batches(unit, context):
-        style, confidence = _styles(network, images, layer, prefix)
-        found["style"].append(style.numpy())
-        found["confidence"].append(confidence.numpy())
-    return {name: np.concatenate(parts) for name, parts in found.items()}
-
-
-@torch.no_grad()
-def _styles(network: Network, images: Tensor, layer: str, prefix: int) -> tuple[Tensor, Tensor]:
     seen: list[Tensor] = []
 
     def record(maps: Tensor) -> Tensor:
         mean, deviation = style_statistics(maps[:, prefix:] if maps.ndim == 3 else maps)
-        seen.append(torch.cat([mean.flatten(1), deviation.flatten(1)], dim=1))
+        seen.append(torch.cat([mean.flatten(1), deviation.flatten(1)], dim=1).float())
         return maps
 
-    with at_layer(network.module, layer, record):
-        out = network(images)
-    return seen[-1].float(), out.probabilities.max(dim=1).values
+    def look(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        with at_layer(network.module, layer, record):
+            confidence = network(images).probabilities.max(dim=1).values
+        return {"style": seen[-1], "confidence": confidence}
 
-
-def _batches(unit: Unit, context: BenchContext) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the unit's images again, in order of arrival."""
-    parts = open_parts(unit, context)
-    domains = [part.domain for part in parts]
-    for segment in plan(unit.protocol, domains, seed=unit.seed, order=unit.order, delta=unit.delta, visits=unit.visits):
-        for batch in segment_batches(segment, parts, unit, context):
-            if len(batch):
-                yield batch.images.contiguous(memory_format=torch.channels_last), batch.labels
+    return _collect(unit, context, look)
 
 
 # ---- Many dimensions on paper, and how well classes are told apart before t-SNE bends the distances ----
@@ -114,56 +103,44 @@ def _batches(unit: Unit, context: BenchContext) -> Iterator[tuple[Tensor, Tensor
 
 def subset(size: int, most: int) -> NDArray[np.int64]:
     """Return at most `most` positions, drawn by the size alone: the same ones for every method."""
-    if size <= most:
-        return np.arange(size, dtype=np.int64)
     return np.sort(np.random.default_rng([0, size]).permutation(size)[:most]).astype(np.int64)
 
 
 def tsne(points: Points, seed: int = 0) -> NDArray[np.float64]:
     """Return two coordinates for each point, from its first principal components."""
-    decomposition: Any = optional("sklearn.decomposition", "bench")
-    manifold: Any = optional("sklearn.manifold", "bench")
     values = np.asarray(points, dtype=np.float64)
     if min(values.shape) > _DIMENSIONS:
-        values = decomposition.PCA(_DIMENSIONS, random_state=seed).fit_transform(values)
+        pca: Any = optional("sklearn.decomposition", "bench").PCA(_DIMENSIONS, random_state=seed)
+        values = pca.fit_transform(values)
     perplexity = min(_PERPLEXITY, (len(values) - 1) / 3)
+    manifold: Any = optional("sklearn.manifold", "bench")
     placed = manifold.TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(values)
     return np.asarray(placed, dtype=np.float64)
 
 
-def standardised(points: Points) -> Points:
-    """Return each dimension with mean 0 and deviation 1; a constant one becomes 0."""
-    spread = points.std(0)
-    return np.asarray((points - points.mean(0)) / np.where(spread > 0, spread, 1), dtype=np.float32)
-
-
 def neighbour_accuracy(points: Points, labels: NDArray[np.int64]) -> float:
     """Return in percent how often a point's nearest others, by cosine, vote for its true class."""
-    unit = points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-12)
-    closeness = unit @ unit.T
-    np.fill_diagonal(closeness, -np.inf)
+    neighbours: Any = optional("sklearn.neighbors", "bench")
     count = min(_NEIGHBOURS, len(labels) - 1)
-    nearest = labels[np.argpartition(-closeness, count - 1, axis=1)[:, :count]]
+    index = neighbours.NearestNeighbors(n_neighbors=count, metric="cosine").fit(points)
+    nearest = labels[index.kneighbors(return_distance=False)]  # without the point itself
     votes = (nearest[:, :, None] == np.arange(labels.max() + 1)).sum(1)
     return float(100.0 * (votes.argmax(1) == labels).mean())
 
 
 def nearest_distance(points: Points, others: Points) -> NDArray[np.float64]:
     """Return for each point the mean distance to its nearest few of the others."""
-    squares = (points**2).sum(1)[:, None] + (others**2).sum(1) - 2 * points @ others.T
-    count = min(_NEIGHBOURS, len(others))
-    nearest = np.partition(np.maximum(squares, 0), count - 1, axis=1)[:, :count]
-    return np.asarray(np.sqrt(nearest).mean(1), dtype=np.float64)
+    neighbours: Any = optional("sklearn.neighbors", "bench")
+    index = neighbours.NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(others))).fit(others)
+    return np.asarray(index.kneighbors(points)[0].mean(axis=1), dtype=np.float64)
 
 
-def _frame(axis: Any, *, present: bool) -> None:
-    """Make a panel for points that have no scale, and say so if there are none."""
+def _hide_scale(axis: Any) -> None:
+    """Make a panel for points that have no scale."""
     axis.set(xticks=[], yticks=[])
     axis.grid(False)
     axis.spines[:].set_visible(True)
     axis.spines[:].set_color("#bbbbbb")
-    if not present:
-        axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", color="#555555")
 
 
 # ---- Figure 2: features and predicted classes ----
@@ -179,9 +156,6 @@ _CLASS_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e0
 _CLASS_MARKERS = "os^Dv<P"
 _MOST_POINTS = 1000
 _TRUTH = "#444444"
-
-Counts = Mapping[str, Mapping[int, NDArray[np.int64]]]
-"""`truth` or method -> seed -> images of each class."""
 
 
 @dataclass(frozen=True)
@@ -199,34 +173,27 @@ class Target:
 
     name: str
     features: Mapping[str, Features]
-    counts: Counts
+    counts: pd.DataFrame
+    """Images of each class: a line for `truth` or a method, and a seed."""
+
+    def methods(self) -> list[str]:
+        """Return the methods that were run, in the paper's order."""
+        return [method for method in _METHODS if method in self.counts.index]
 
 
 def make_figure2(request: Request) -> Result:
     """Run or resume the experiment, collect features of the adapted networks, and draw."""
-    experiment = run_experiment(experiment_file("fig1", request.config), request, _METHODS)
-    rows = require_rows("fig2", experiment, request)
+    experiment = run_figure("fig2", request, "fig1", _METHODS)
     context = image_context(experiment.plan, request) if request.run else None
     names = dict.fromkeys(unit.domains[0] for _, unit in experiment.finished())
     targets = [Target(name, _features(experiment, name, context, request), _counts(experiment, name)) for name in names]
-    experiment = replace(experiment, missing=(*experiment.missing, *_not_collected(targets)))
+    lacking = [f"{t.name} ({method})" for t in targets for method in t.methods() if method not in t.features]
+    if lacking:
+        item = Item("features", f"not collected: {', '.join(lacking)}; run again without --no-run")
+        experiment = replace(experiment, missing=(*experiment.missing, item))
     note = footer(experiment, "(a) the first, (b) their mean and, as whiskers, their range")
-    picture = _features_picture(targets, _classes(request, rows[0]), note)
+    picture = _features_picture(targets, tuple(experiment.rows[0]["classes"]), note)
     return write_figure("fig2", _FIGURE2, picture, experiment, request)
-
-
-def _not_collected(targets: list[Target]) -> list[Item]:
-    """Name the methods whose runs are stored without their features."""
-    lacking = [f"{t.name} ({m})" for t in targets for m in t.counts if m in _METHODS and m not in t.features]
-    return [Item("features", f"not collected: {', '.join(lacking)}; run again without --no-run")] if lacking else []
-
-
-def _classes(request: Request, row: Row) -> tuple[str, ...]:
-    """Return the names of the classes; their numbers where the images are not there."""
-    try:
-        return tuple(open_quietly(row["dataset"], request.data).classes)
-    except DataError:
-        return tuple(map(str, range(len(row["per_class"]))))
 
 
 def _features(
@@ -237,8 +204,8 @@ def _features(
     for cell, unit in experiment.finished():
         if unit.domains[0] != target or cell.label in found:
             continue
-        make = None if context is None else partial(collect_features, unit, context)
-        arrays = cached(request.store / "figures", unit, "features", make)
+        make = None if context is None else partial(_collect_features, unit, context)
+        arrays = _cached(request, unit, "features", make)
         if arrays is not None:
             chosen = subset(len(arrays["label"]), _MOST_POINTS)
             points, labels = arrays["features"][chosen].astype(np.float32), arrays["label"][chosen].astype(np.int64)
@@ -246,26 +213,22 @@ def _features(
     return found
 
 
-def _counts(experiment: Experiment, target: str) -> dict[str, dict[int, NDArray[np.int64]]]:
+def _counts(experiment: Experiment, target: str) -> pd.DataFrame:
     """Return how many images each class has, by the labels and by the predictions of each method."""
-    found: dict[str, dict[int, NDArray[np.int64]]] = {"truth": {}}
+    found: dict[tuple[str, int], NDArray[np.int64]] = {}
     for cell, unit in experiment.finished():
         if unit.domains[0] == target:
-            arrays = experiment.store.predictions(unit)
-            classes = len(experiment.store.records(unit)[0]["per_class"])
-            found["truth"][cell.seed] = np.bincount(arrays["label"].astype(np.int64), minlength=classes)
-            predicted = np.bincount(arrays["prediction"].astype(np.int64), minlength=classes)
-            found.setdefault(cell.label, {})[cell.seed] = predicted
-    return found
+            arrays, classes = experiment.store.predictions(unit), len(experiment.rows[0]["classes"])
+            for name, column in (("truth", "label"), (cell.label, "prediction")):
+                found[name, cell.seed] = np.bincount(arrays[column].astype(np.int64), minlength=classes)
+    return pd.DataFrame(found).T
 
 
-def misplaced(counts: Counts, method: str) -> float:
+def misplaced(counts: pd.DataFrame, method: str) -> float:
     """Return in percent how many images would have to change class for the method's counts to be the true ones."""
-    shares = [
-        0.5 * np.abs(found - counts["truth"][seed]).sum() / counts["truth"][seed].sum()
-        for seed, found in counts[method].items()
-    ]
-    return float(100.0 * np.mean(shares))
+    own = counts.loc[method]
+    truth = counts.loc["truth"].loc[own.index]
+    return float((50.0 * (own - truth).abs().sum(axis=1) / truth.sum(axis=1)).mean())
 
 
 def draw_features(targets: list[Target], classes: tuple[str, ...], note: str = "") -> Any:
@@ -283,13 +246,14 @@ def draw_features(targets: list[Target], classes: tuple[str, ...], note: str = "
     if drawn:
         handles = drawn[0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside lower center", ncols=7, frameon=False, markerscale=2)
-    figure.suptitle(note, fontsize=8, color="#555555")
+    figure.suptitle(note, **NOTE)
     return figure
 
 
 def _scatter_classes(axis: Any, features: Features | None, classes: tuple[str, ...]) -> None:
-    _frame(axis, present=features is not None)
+    _hide_scale(axis)
     if features is None:
+        not_run(axis)
         return
     for number, name in enumerate(classes):
         chosen = features.labels == number
@@ -300,14 +264,14 @@ def _scatter_classes(axis: Any, features: Features | None, classes: tuple[str, .
     axis.set_xlabel(f"true class among neighbours: {features.neighbours:.0f} %", fontsize=8.5)
 
 
-def _histogram(axis: Any, counts: Counts, classes: tuple[str, ...]) -> None:
+def _histogram(axis: Any, counts: pd.DataFrame, classes: tuple[str, ...]) -> None:
     """Draw the bars of each method beside the true ones; the range of several seeds as a whisker."""
-    members = [name for name in ("truth", *_METHODS[1:]) if counts.get(name)]
+    members = [name for name in ("truth", *_METHODS[1:]) if name in counts.index]
     width = 0.8 / max(len(members), 1)
     for place, name in enumerate(members):
-        stacked = np.stack(list(counts[name].values()))
-        mean = stacked.mean(0)
-        whiskers = {"yerr": np.stack([mean - stacked.min(0), stacked.max(0) - mean])} if len(stacked) > 1 else {}
+        seeds = counts.loc[name]
+        mean = seeds.mean()
+        whiskers = {"yerr": [mean - seeds.min(), seeds.max() - mean]} if len(seeds) > 1 else {}
         axis.bar(
             np.arange(len(classes)) + (place - (len(members) - 1) / 2) * width, mean, width,
             color=_TRUTH if name == "truth" else colour(name), label=_FIGURE2_NAMES[name],
@@ -315,24 +279,22 @@ def _histogram(axis: Any, counts: Counts, classes: tuple[str, ...]) -> None:
         )  # fmt: skip
     axis.set_xticks(range(len(classes)), classes, rotation=40, ha="right", fontsize=9)
     axis.set_ylabel("number of samples")
-    axis.legend(
-        frameon=False, fontsize=9, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1.2,
-        columnspacing=1.0,
-    )  # fmt: skip
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
+    axis.legend(frameon=False, fontsize=9, ncols=3, handlelength=1.2, columnspacing=1.0, **place)
 
 
 def _features_picture(targets: list[Target], classes: tuple[str, ...], note: str) -> Picture:
     rows = []
     for target in targets:
-        for method in [name for name in _METHODS if name in target.counts]:
+        for method in target.methods():
             features = target.features.get(method)
             near = "–" if features is None else f"{features.neighbours:.1f}"
             rows.append((f"{target.name}, {method}", near, f"{misplaced(target.counts, method):.1f}"))
     summary = "; ".join(f"{name}: neighbours {near} %, excess {excess} %" for name, near, excess in rows)
-    counts = {
-        target.name: {m: {str(seed): c.tolist() for seed, c in by.items()} for m, by in target.counts.items()}
-        for target in targets
-    }
+    counts: dict[str, Any] = {target.name: {} for target in targets}
+    for target in targets:
+        for (method, seed), line in target.counts.T.items():
+            counts[target.name].setdefault(method, {})[str(seed)] = line.tolist()
     return Picture(
         figure=draw_features(targets, classes, note),
         alt=f"t-SNE of features and counts of predicted classes. {summary}.",
@@ -365,34 +327,30 @@ class Styles:
     styles: Points
     confident: NDArray[np.bool_]
 
-    def groups(self) -> list[str]:
-        """Return the group of each row of `points`."""
-        names = [name for name, styles in self.sources.items() for _ in styles]
-        return names + ["confident" if sure else "unconfident" for sure in self.confident]
-
-    def points(self) -> Points:
-        """Return all styles, each dimension on one scale."""
-        return standardised(np.concatenate([*self.sources.values(), self.styles]))
+    def groups(self) -> dict[str, Points]:
+        """Return the styles by group, each dimension with mean 0 and deviation 1 over all of them."""
+        groups = {**self.sources, "confident": self.styles[self.confident], "unconfident": self.styles[~self.confident]}
+        preprocessing: Any = optional("sklearn.preprocessing", "bench")
+        scaler = preprocessing.StandardScaler().fit(np.concatenate(list(groups.values())))
+        return {name: scaler.transform(styles) if len(styles) else styles for name, styles in groups.items()}
 
     def distances(self) -> dict[str, NDArray[np.float64]]:
         """Return how far confident and unconfident target images are from their nearest source styles."""
-        points = self.points()
-        start = len(points) - len(self.styles)
-        far = nearest_distance(points[start:], points[:start])
-        return {"confident": far[self.confident], "unconfident": far[~self.confident]}
+        groups = self.groups()
+        sources = np.concatenate([groups[name] for name in self.sources])
+        return {name: nearest_distance(groups[name], sources) if len(groups[name]) else np.zeros(0) for name in _TARGET}
 
 
 def make_figure3(request: Request) -> Result:
     """Run the source model over target and source images and draw their styles."""
-    experiment = run_experiment(experiment_file("fig1", request.config), request, ("source",))
-    rows = require_rows("fig3", experiment, request)
+    experiment = run_figure("fig3", request, "fig1", ("source",))
     context = image_context(experiment.plan, request) if request.run else None
     units: dict[str, Unit] = {}
     for _, unit in experiment.finished():
         units.setdefault(unit.domains[0], unit)  # the first seed of each target
     found = [styles for unit in units.values() if (styles := _target_styles(unit, context, request)) is not None]
     shown = f"at most {_MOST_TARGET} target images and {_MOST_SOURCE} held out of each source domain are shown"
-    note = f"{measured_on(rows)}; {shown if found else 'styles were not collected: run without --no-run'}"
+    note = f"{measured_on(experiment.rows)}; {shown if found else 'styles were not collected: run without --no-run'}"
     return write_figure("fig3", _FIGURE3, _styles_picture(found, note), experiment, request)
 
 
@@ -400,8 +358,7 @@ def _target_styles(unit: Unit, context: BenchContext | None, request: Request) -
     """Return the styles around one target, None where they are not stored and nothing may be run."""
 
     def styles_of(at: Unit) -> Arrays | None:
-        make = None if context is None else partial(collect_styles, at, context)
-        return cached(request.store / "figures", at, "styles", make)
+        return _cached(request, at, "styles", None if context is None else partial(_collect_styles, at, context))
 
     held_out = {
         name: styles_of(replace(unit, domains=(name,), part="outside", limit=_MOST_SOURCE)) for name in unit.trained_on
@@ -426,25 +383,27 @@ def draw_styles(found: list[Styles], note: str = "") -> Any:
     figure, grid = axes(1, max(len(found), 1), width=9.6, height=4.2)
     names = sorted({name for styles in found for name in styles.sources})
     colours = {name: _SOURCE_COLOURS[place % len(_SOURCE_COLOURS)] for place, name in enumerate(names)}
-    for number, axis in enumerate(grid[0]):
-        _scatter_styles(axis, found[number] if found else None, colours)
-    figure.supxlabel(note, fontsize=8, color="#555555")
+    for axis in grid.flat:
+        _hide_scale(axis)
+    for axis, styles in zip(grid.flat, found, strict=False):
+        _scatter_styles(axis, styles, colours)
+    if not found:
+        not_run(grid.flat[0])
+    figure.supxlabel(note, **NOTE)
     return figure
 
 
-def _scatter_styles(axis: Any, styles: Styles | None, colours: Mapping[str, str]) -> None:
-    _frame(axis, present=styles is not None)
-    if styles is None:
-        return
-    places, groups = tsne(styles.points()), np.array(styles.groups())
-    looks = {name: (colours[name], "o") for name in styles.sources} | _TARGET
-    for name, (shade, marker) in looks.items():
-        chosen = groups == name
+def _scatter_styles(axis: Any, styles: Styles, colours: Mapping[str, str]) -> None:
+    groups = styles.groups()
+    ends = np.cumsum([len(group) for group in groups.values()])
+    places = np.split(tsne(np.concatenate(list(groups.values()))), ends[:-1])
+    for name, points in zip(groups, places, strict=True):
+        shade, marker = _TARGET.get(name) or (colours[name], "o")
         label = f"{name} target" if name in _TARGET else NAMES.get(name, name)
         axis.scatter(
-            *places[chosen].T, s=14 if name in _TARGET else 10, marker=marker, color=shade, rasterized=True,
+            *points.T, s=14 if name in _TARGET else 10, marker=marker, color=shade, rasterized=True,
             alpha=0.9 if name in _TARGET else 0.6, linewidths=0.9 if marker == "x" else 0,
-            label=f"{label} ({int(chosen.sum())})",
+            label=f"{label} ({len(points)})",
         )  # fmt: skip
     axis.set_title(f"target: {NAMES.get(styles.target, styles.target)}")
     axis.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2, frameon=False, fontsize=8.5, markerscale=1.6)
@@ -459,15 +418,11 @@ def _styles_picture(found: list[Styles], note: str) -> Picture:
         rows.append((styles.target, *medians, "–" if share is None else f"{share:.0f} %"))
         data[styles.target] = {name: far.tolist() for name, far in distances.items()}
     summary = "; ".join(f"{row[0]}: unconfident farther in {row[3]} of pairs" for row in rows)
+    headers = ("target", "confident: distance to source styles (images)", "unconfident", "unconfident one is farther")
     return Picture(
         figure=draw_styles(found, note),
         alt=f"t-SNE of style statistics. {summary}",
-        headers=(
-            "target",
-            "confident: distance to source styles (images)",
-            "unconfident",
-            "unconfident one is farther",
-        ),
+        headers=headers,
         rows=tuple(rows),
         data=data,
         claim=_FIGURE3_CLAIM,

@@ -7,12 +7,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from dpl.bench import BenchContext, Cell, FileLocations, Store, Unit, cell_rows, run_cells, run_in_processes
+from dpl.bench import BenchContext, Cell, FileLocations, Store, Unit, cell_rows
 from dpl.bench.grid import section_cells
 from dpl.bench.images import CORRUPTED, DOMAINS, check_data, known_domains
-from dpl.bench.plans import StoredRequest, write_request
+from dpl.bench.plans import StoredRequest, read_requests, write_request
 from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, Section, read_sections, within
 from dpl.bench.selection import chosen, complete
 from dpl.core.errors import DataError, SettingError
@@ -26,7 +24,6 @@ from dpl.reproduce.request import Request
 __all__ = [
     "Experiment",
     "ExperimentPlan",
-    "data_item",
     "image_context",
     "make_plan",
     "nothing_measured",
@@ -34,7 +31,7 @@ __all__ = [
     "run_experiment",
 ]
 
-_QUICK_LIMIT = 200
+_QUICK_IMAGES, _QUICK_BATCHES = 200, 5  # of each stream, whichever are more: one batch shows every method equal
 
 
 @dataclass(frozen=True)
@@ -78,6 +75,9 @@ def run_experiment(path: Path, request: Request, only: Collection[str] | None = 
         runnable, absent = _with_data(plan.cells, context)
         missing += absent
         failed = _run(plan.title, runnable, store, context, request)
+    elif not any(complete(cell, store) for cell in plan.cells) and (stored := _stored_cells(plan.title, store, only)):
+        plan, missing = replace(plan, cells=stored, missing=()), []
+        runnable = stored
     missing += _failures(runnable, failed)
     missing += _not_run([cell for cell in runnable if _failure(cell, failed) is None], store)
     return Experiment(plan, list(cell_rows(plan.cells, store)), tuple(missing), failed, store)
@@ -85,8 +85,21 @@ def run_experiment(path: Path, request: Request, only: Collection[str] | None = 
 
 def image_context(plan: ExperimentPlan, request: Request) -> BenchContext:
     """Return what is needed to run images through the experiment's networks."""
-    cache = request.cache or request.store / "cache"
-    return BenchContext(request.data, plan.files, cache=cache, decoded=request.cache, workers=1)
+    return BenchContext(request.data, plan.files, cache=request.store / "cache", workers=1)
+
+
+def _stored_cells(title: str, store: Store, only: Collection[str] | None) -> tuple[Cell, ...]:
+    """Return what was asked for under this title when the results were made; neither data nor weights are needed.
+
+    Of several requests for one cell the last counts.
+    """
+    cells = {
+        (cell.section, cell.label, cell.source, cell.candidates[0].target.stream_title): cell
+        for request in read_requests(store.root)
+        if request.title == title
+        for cell in request.cells
+    }
+    return tuple(cell for cell in cells.values() if only is None or cell.label in only)
 
 
 def nothing_measured(name: str, request: Request, missing: Sequence[Item]) -> DataError:
@@ -123,8 +136,9 @@ def make_plan(path: Path, request: Request, only: Collection[str] | None = None)
 
 def _shortened(section: Section, request: Request) -> Section:
     """Return the section with the seeds and images asked for; a quick one has no search."""
-    limits = [section.limit, request.limit, _QUICK_LIMIT if request.quick else None]
-    known = [limit for limit in limits if limit is not None]
+    largest = max(entry.batch_size or section.batch_size for entry in section.methods)
+    quick = max(_QUICK_IMAGES, _QUICK_BATCHES * largest) if request.quick else None
+    known = [limit for limit in (section.limit, request.limit, quick) if limit is not None]
     section = replace(section, seeds=_seeds(section.seeds, request), limit=min(known, default=None))
     return replace(section, selection=None, oracle=False) if request.quick else section
 
@@ -189,7 +203,7 @@ def _absence(section: Section, locations: FileLocations) -> Item | None:
             options |= {"domains": first, "severity": section.severities[0]}
         open_quietly(section.dataset, locations.data, **options)
     except DataError as error:
-        return data_item(section.name, str(error))
+        return Item.of_error(section.name, error)
     return None
 
 
@@ -200,17 +214,11 @@ def open_quietly(dataset: str, data: Path, **options: Any) -> Benchmark:
         return open_benchmark(dataset, data, **options)
 
 
-def data_item(subject: str, error: str) -> Item:
-    """Return an error's text as an entry: its first line in words, a layout below it as a drawing."""
-    text, _, layout = error.partition("\nexpected:\n")
-    return Item(subject, f"{text}; expected layout" if layout else text, layout)
-
-
 def _with_data(cells: Sequence[Cell], context: BenchContext) -> tuple[list[Cell], list[Item]]:
     """Return the cells whose images are all here, source images included, and for the others what is missing."""
-    problems: dict[object, str | None] = {}
+    problems: dict[object, DataError | None] = {}
     present: list[Cell] = []
-    missing: dict[tuple[str, str], dict[str, None]] = {}
+    missing: dict[tuple[str, str], tuple[DataError, dict[str, None]]] = {}
     for cell in cells:
         unit = cell.candidates[0].target
         needs = (unit.dataset, unit.domains, unit.severities, unit.source)
@@ -220,28 +228,26 @@ def _with_data(cells: Sequence[Cell], context: BenchContext) -> tuple[list[Cell]
         if problem is None:
             present.append(cell)
         else:
-            missing.setdefault((cell.section, problem), {})[cell.label] = None
-    return present, [data_item(f"{section}: {shorten(labels)}", text) for (section, text), labels in missing.items()]
+            missing.setdefault((cell.section, str(problem)), (problem, {}))[1][cell.label] = None
+    items = [
+        Item.of_error(f"{section}: {shorten(labels)}", problem) for (section, _), (problem, labels) in missing.items()
+    ]
+    return present, items
 
 
-def _problem(cell: Cell, context: BenchContext) -> str | None:
+def _problem(cell: Cell, context: BenchContext) -> DataError | None:
     try:
         check_data(cell.units(), context)
     except DataError as error:
-        return str(error)
+        return error
     return None
 
 
 def _run(title: str, cells: Sequence[Cell], store: Store, context: BenchContext, request: Request) -> dict[str, str]:
-    torch.set_num_threads(request.threads)
     if cells:
         write_request(store.root, StoredRequest(title, str(request.data.resolve()), tuple(cells)))
     with request.watch(title, cells, store) as on_progress:
-        if request.engine is not None:
-            return request.engine(cells, store, context, on_progress)
-        if request.workers > 1:
-            return run_in_processes(cells, store, context, request.workers, request.threads, on_progress)
-        return run_cells(cells, store, context, on_progress)
+        return request.engine(cells, store, context, on_progress)
 
 
 def _failure(cell: Cell, failed: Mapping[str, str]) -> str | None:

@@ -1,4 +1,4 @@
-"""A document as text: Markdown, LaTeX and HTML from templates, JSON from its fields; written whole or not at all."""
+"""A document as text: Markdown and LaTeX from templates, JSON from its fields; written whole or not at all."""
 
 import json
 import re
@@ -8,14 +8,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpl.core.files import write_file
 from dpl.reproduce.document import Document
 
 __all__ = ["FORMATS", "Picture", "latex", "render", "write", "write_page"]
 
-FORMATS = ("md", "tex", "html", "json")
+FORMATS = ("md", "tex", "json")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~])")
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
@@ -48,7 +48,7 @@ def render(document: Document, suffix: str, picture: Picture | None = None) -> s
 
 
 def write(document: Document, folder: Path) -> tuple[Path, ...]:
-    """Write a table as `<name>.md`, `.tex`, `.html` and `.json` into a folder."""
+    """Write a table as `<name>.md`, `.tex` and `.json` into a folder."""
     return tuple(write_file(folder / f"{document.name}.{suffix}", render(document, suffix)) for suffix in FORMATS)
 
 
@@ -68,14 +68,14 @@ def _environment(suffix: str) -> Environment:
     } if suffix == "tex" else {}  # fmt: skip
     environment = Environment(
         loader=PackageLoader("dpl.reproduce", "templates"),
-        autoescape=select_autoescape(["html.j2"]),
+        autoescape=False,  # noqa: S701 - no format is HTML; filters escape what Markdown and LaTeX would misread
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         **marks,
     )
-    environment.filters |= {"markdown": _markdown, "latex": latex, "latex_line": _latex_line, "arrow": _arrow}
+    environment.filters |= {"markdown": _markdown, "latex": latex, "latex_line": _latex_line}
     return environment
 
 

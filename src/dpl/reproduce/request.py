@@ -5,16 +5,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from dpl.bench import BenchContext, Cell, Store
+from dpl.bench import BenchContext, Cell, Store, run_cells
 from dpl.bench.engine import OnProgress
-from dpl.reproduce.document import Document, Item
+from dpl.reproduce.document import Document, Item, differences, protocol_items, setting_items, version_lines
+from dpl.reproduce.layouts import Layout, Row
 
 __all__ = ["Engine", "Request", "Result", "Watch"]
 
 _QUICK_CAUTION = (
     "Made with --quick, a few batches of each stream and no search: it shows that everything runs, and its figures "
-    "mean nothing."
+    "mean nothing. Adaptation needs longer streams to tell methods apart."
 )
 
 Watch = Callable[[str, Sequence[Cell], Store], AbstractContextManager[OnProgress]]
@@ -40,18 +42,14 @@ class Request:
     """Folder of measured results; runs resume there."""
     config: Path | None = None
     """Experiment file; None: the one that belongs to the target."""
-    cache: Path | None = None
-    """Folder for decoded images; None: they are decoded each time."""
     limit: int | None = None
     seeds: int | None = None
     """How many seeds; None: those of the experiment file."""
     quick: bool = False
     run: bool = True
     """False: only what the store has is shown."""
-    workers: int = 1
-    threads: int = 1
-    engine: Engine | None = None
-    """What runs the cells; None: `workers` processes of this machine."""
+    engine: Engine = run_cells
+    """What runs the cells."""
     watch: Watch = _silent
     say: Callable[[str], None] = lambda text: None
     """Takes a line on the progress of training."""
@@ -61,6 +59,23 @@ class Request:
     def caution(self) -> str:
         """The sentence that warns of figures from a quick run."""
         return _QUICK_CAUTION if self.quick else ""
+
+    def document(
+        self, name: str, title: str, rows: Sequence[Row], layout: Layout, missing: Sequence[Item], **more: Any
+    ) -> Document:
+        """Return the document of measured rows: a pure function of them and of the request."""
+        return Document(
+            name=name,
+            title=title,
+            caution=self.caution,
+            differences=differences(rows, layout),
+            missing=self.anonymous_items(missing),
+            protocol=protocol_items(rows),
+            settings=setting_items(rows),
+            versions=version_lines(rows),
+            command=self.anonymous(self.command),
+            **more,
+        )
 
     def anonymous(self, text: str) -> str:
         """Return a text without this machine's folders: what is written may be handed on."""

@@ -11,9 +11,9 @@ from dpl.core.errors import DataError, SettingError
 from dpl.core.settings import make_settings
 from dpl.reproduce import paper
 from dpl.reproduce.compare import compare
-from dpl.reproduce.document import Document, Item, Setup, differences, paper_notes
+from dpl.reproduce.document import Document, Item, differences, paper_notes
 from dpl.reproduce.layouts import LAYOUTS
-from dpl.reproduce.plan import data_item, open_quietly
+from dpl.reproduce.plan import open_quietly
 from dpl.reproduce.render import write
 from dpl.reproduce.request import Request, Result
 from dpl.reproduce.targets import register
@@ -80,7 +80,7 @@ def _absence(spec: SupervisedSpec, data: Path) -> Item | None:
         for split in ("train", "test"):
             open_quietly(spec.dataset, data, split=split)
     except DataError as error:
-        return data_item(spec.dataset, str(error))
+        return Item.of_error(spec.dataset, error)
     return None
 
 
@@ -122,12 +122,10 @@ def _make_document(runs: Sequence[Run], missing: Sequence[Item], request: Reques
         missing=request.anonymous_items(missing),
         paper=tuple(Item(key, value) for key, value in table.protocol.items()),
         notes=paper_notes(table),
-        setup=Setup(
-            protocol=tuple(Item(_title(spec), _outcome(record)) for spec, record in runs),
-            settings=tuple(Item(_title(spec), _settings(spec)) for spec, _ in runs),
-            versions=tuple(sessions),
-            command=request.anonymous(request.command),
-        ),
+        protocol=tuple(Item(_title(spec), _outcome(record)) for spec, record in runs),
+        settings=tuple(Item(_title(spec), _settings(spec)) for spec, _ in runs),
+        versions=tuple(sessions),
+        command=request.anonymous(request.command),
     )
 
 

@@ -7,16 +7,7 @@ from dpl.bench.section import Section
 from dpl.data.sets import normalise_name
 from dpl.reproduce import paper
 from dpl.reproduce.compare import column_group, compare, oracle
-from dpl.reproduce.document import (
-    Document,
-    Item,
-    Setup,
-    differences,
-    paper_notes,
-    protocol_items,
-    setting_items,
-    version_lines,
-)
+from dpl.reproduce.document import Document, Item, paper_notes
 from dpl.reproduce.layouts import LAYOUTS, Row
 from dpl.reproduce.paper import Table
 from dpl.reproduce.plan import nothing_measured, run_experiment
@@ -43,16 +34,15 @@ def make_table(name: str, request: Request) -> Result:
 def make_document(table: Table, rows: Sequence[Row], missing: Sequence[Item], request: Request) -> Document:
     """Return the document of a table: a pure function of the printed figures, the measured rows and the request."""
     beside = oracle(table, rows)
-    return Document(
-        name=table.name,
-        title=f"{table.name.replace('table', 'Table ').capitalize()}: {table.title}",
-        caution=request.caution,
+    return request.document(
+        table.name,
+        f"{table.name.replace('table', 'Table ').capitalize()}: {table.title}",
+        rows,
+        LAYOUTS[table.name],
+        missing,
         grids=(compare(table, rows), *([beside] if beside else [])),
-        differences=differences(rows, LAYOUTS[table.name]),
-        missing=request.anonymous_items(missing),
         paper=tuple(Item(key, value) for key, value in table.protocol.items()),
         notes=paper_notes(table),
-        setup=Setup(protocol_items(rows), setting_items(rows), version_lines(rows), request.anonymous(request.command)),
     )
 
 
