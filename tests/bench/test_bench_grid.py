@@ -197,7 +197,7 @@ def trained(folder: Path, **changes) -> None:
 def test_weights_that_saw_the_target_or_another_split_are_refused(expand, tmp_path, changes, message):
     trained(tmp_path / "run", **changes)
     arguments = {"weights": str(tmp_path / "run" / "best.safetensors"), "targets": ["sketch"]}
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(DataError, match=message):
         expand(**arguments)
 
 

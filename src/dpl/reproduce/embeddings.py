@@ -226,9 +226,10 @@ def _counts(experiment: Experiment, target: str) -> pd.DataFrame:
 
 def misplaced(counts: pd.DataFrame, method: str) -> float:
     """Return in percent how many images would have to change class for the method's counts to be the true ones."""
-    own = counts.loc[method]
-    truth = counts.loc["truth"].loc[own.index]
-    return float((50.0 * (own - truth).abs().sum(axis=1) / truth.sum(axis=1)).mean())
+    own: pd.DataFrame = counts.loc[[method]].droplevel(0)
+    truth: pd.DataFrame = counts.loc[["truth"]].droplevel(0).loc[own.index]
+    shares = (own - truth).abs().sum(axis=1) / (2 * truth.sum(axis=1))
+    return float(100.0 * shares.mean())
 
 
 def draw_features(targets: list[Target], classes: tuple[str, ...], note: str = "") -> Any:
@@ -269,7 +270,7 @@ def _histogram(axis: Any, counts: pd.DataFrame, classes: tuple[str, ...]) -> Non
     members = [name for name in ("truth", *_METHODS[1:]) if name in counts.index]
     width = 0.8 / max(len(members), 1)
     for place, name in enumerate(members):
-        seeds = counts.loc[name]
+        seeds = counts.xs(name)
         mean = seeds.mean()
         whiskers = {"yerr": [mean - seeds.min(), seeds.max() - mean]} if len(seeds) > 1 else {}
         axis.bar(
@@ -279,8 +280,10 @@ def _histogram(axis: Any, counts: pd.DataFrame, classes: tuple[str, ...]) -> Non
         )  # fmt: skip
     axis.set_xticks(range(len(classes)), classes, rotation=40, ha="right", fontsize=9)
     axis.set_ylabel("number of samples")
-    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
-    axis.legend(frameon=False, fontsize=9, ncols=3, handlelength=1.2, columnspacing=1.0, **place)
+    axis.legend(
+        frameon=False, fontsize=9, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1.2,
+        columnspacing=1.0,
+    )  # fmt: skip
 
 
 def _features_picture(targets: list[Target], classes: tuple[str, ...], note: str) -> Picture:
@@ -291,10 +294,13 @@ def _features_picture(targets: list[Target], classes: tuple[str, ...], note: str
             near = "–" if features is None else f"{features.neighbours:.1f}"
             rows.append((f"{target.name}, {method}", near, f"{misplaced(target.counts, method):.1f}"))
     summary = "; ".join(f"{name}: neighbours {near} %, excess {excess} %" for name, near, excess in rows)
-    counts: dict[str, Any] = {target.name: {} for target in targets}
-    for target in targets:
-        for (method, seed), line in target.counts.T.items():
-            counts[target.name].setdefault(method, {})[str(seed)] = line.tolist()
+    counts: dict[str, Any] = {
+        target.name: {
+            method: {str(seed): line.tolist() for seed, line in target.counts.xs(method).T.items()}
+            for method in target.counts.index.unique(0)
+        }
+        for target in targets
+    }
     return Picture(
         figure=draw_features(targets, classes, note),
         alt=f"t-SNE of features and counts of predicted classes. {summary}.",
