@@ -37,6 +37,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "sar",
             "deyo",
             "come",
+            "delta",
             "roid",
             "cmf",
             "shot_im",
@@ -60,6 +61,7 @@ _NORMS = {
     "running": "from training, not updated (`running`)",
     "batch": "of each batch (`batch`)",
     "track": "of each batch; they also update the running statistics (`track`)",
+    "renorm": "moving averages over the stream (`renorm`)",
     "auto": "chosen from the stream (`auto`)",
 }
 _NO_RUN = {

@@ -21,7 +21,7 @@ from dpl.core.state import Stateful
 from dpl.methods.parts.norm_choice import NormChoice
 from dpl.methods.registry import MethodInfo
 from dpl.methods.settings import GradientSettings, Settings
-from dpl.network import Network, Pass
+from dpl.network import Network, Pass, StreamRule
 from dpl.network.norm import AutoBlend, has_statistics, parse_norm
 
 __all__ = ["Fact", "GradientMethod", "Method", "Objective", "Source", "Term"]
@@ -71,6 +71,9 @@ class Method(Stateful, Generic[S]):
         network.norm.rule = rule = parse_norm(settings.norm)
         if isinstance(rule, AutoBlend) and has_statistics(network.module):
             self.declare_part("norm_choice", NormChoice(network, rule))
+        if isinstance(rule, StreamRule):
+            rule.attach(network.module, self.random)
+            self.declare_part("norm_rule", rule)
         network.module.requires_grad_(False)
 
     @classmethod
@@ -100,11 +103,15 @@ class Method(Stateful, Generic[S]):
             reason = f"a batch of {len(images)} is below the method's minimum of {self.info.min_batch}"
             self.facts = {"updated": False, "reason": reason}
             return self.predict(images).detach()
-        if self.norm_choice is None:
-            return self.step(images).detach()
-        self.norm_choice.look(images)
-        logits = self.step(images).detach()
-        self.facts["norm"] = self.norm_choice.share
+        if self.norm_choice is not None:
+            self.norm_choice.look(images)
+        self.network.norm.adapting = True
+        try:
+            logits = self.step(images).detach()
+        finally:
+            self.network.norm.adapting = False
+        if self.norm_choice is not None:
+            self.facts["norm"] = self.norm_choice.share
         return logits
 
     def step(self, images: Tensor) -> Tensor:

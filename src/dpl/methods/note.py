@@ -30,7 +30,7 @@ from dpl.methods.base import Objective
 from dpl.methods.parts.banked import MemoryBankSettings, ReservoirMethod
 from dpl.methods.registry import register
 from dpl.network import Network
-from dpl.network.norm import Forward, NormControl, channel_statistics, normalise
+from dpl.network.norm import Forward, NormControl, channel_statistics, normalise_each
 from dpl.objectives import entropy, entropy_of_probabilities
 
 __all__ = ["NOTE", "InstanceAware", "NOTESettings"]
@@ -67,9 +67,9 @@ class InstanceAware:
             noise = variance + layer.eps
             mean = mean + _shrink(own_mean - mean, self.k * (noise / places).sqrt())
             variance = variance + _shrink(own_variance - variance, self.k * noise * (2 / (places - 1)) ** 0.5)
-        x = (x - mean) * torch.rsqrt(variance.clamp(min=0) + layer.eps)
-        zero = torch.zeros(x.shape[1], device=x.device, dtype=x.dtype)
-        return normalise(layer, forward, x, zero, zero + (1 - layer.eps))  # the affine part, and what is fused to it
+        each = (len(x), x.shape[1])
+        mean, variance = (s.expand(*each, *s.shape[2:]).reshape(each) for s in (mean, variance.clamp(min=0)))
+        return normalise_each(layer, forward, x, mean, variance)
 
     def _statistics(self, layer: _BatchNorm, x: Tensor) -> tuple[Tensor, Tensor]:
         running_mean, running_var = layer.running_mean, layer.running_var

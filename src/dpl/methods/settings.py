@@ -17,6 +17,7 @@ class Settings(Checked):
     norm: str | float = setting(
         "running",
         "BatchNorm statistics: 'running', 'batch', 'track' (the batch's, which also update the running ones), "
+        "'median' (MedBN), 'unmix' (UnMix-TNS), 'renorm' (DELTA), "
         "the batch's share in a blend, or 'auto' (that share chosen from the stream)",
     )
     seed: int = setting(0, "seed of the method's own random generator", low=0)

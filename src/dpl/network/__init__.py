@@ -4,5 +4,6 @@
 """
 
 from dpl.network.network import Network, Pass
+from dpl.network.stream_norm import StreamRule
 
-__all__ = ["Network", "Pass"]
+__all__ = ["Network", "Pass", "StreamRule"]

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.core.errors import SettingError
-from dpl.core.numerics import variance_and_mean
+from dpl.core.numerics import at_least_float32, variance_and_mean
 
 __all__ = [
-    "AutoBlend", "BatchStatistics", "BlendedStatistics", "NormControl", "RecordedStatistics", "Rule",
-    "RunningStatistics", "TrackRunning", "blend", "channel_statistics", "has_statistics", "install", "normalise",
-    "parse_norm", "uninstall",
+    "AutoBlend", "BatchStatistics", "BlendedStatistics", "MedianStatistics", "NormControl", "RecordedStatistics",
+    "Rule", "RunningStatistics", "TrackRunning", "add_rule", "blend", "channel_statistics", "has_statistics",
+    "install", "normalise", "normalise_each", "parse_norm", "uninstall",
 ]  # fmt: skip
 
 Forward = Callable[[Tensor], Tensor]
@@ -88,6 +88,7 @@ class TrackRunning:
     """
 
     learning_only: bool = False
+    momentum: float | None = None  # by which they move; None: the layer's own
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise as in training mode."""
@@ -95,8 +96,28 @@ class TrackRunning:
             return BatchStatistics()(layer, forward, x, control)
         if _values_per_channel(x) < 2:
             return RunningStatistics()(layer, forward, x, control)
-        with _hiding(layer, training=True):
+        momentum = layer.momentum if self.momentum is None else self.momentum
+        with _hiding(layer, training=True, momentum=momentum):
             return forward(x)
+
+
+@dataclass(frozen=True)
+class MedianStatistics:
+    """MedBN: the batch's median of each channel, and the mean squared deviation from it.
+
+    Park et al., MedBN: Robust Test-Time Adaptation against Malicious Test Samples, CVPR 2024. A few extreme samples
+    cannot move the median far. Of an even number of values it is the lower one of the middle.
+    """
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Normalise around the median; gradients flow through the element that it is."""
+        if _values_per_channel(x) < 2 and layer.running_mean is not None:
+            return RunningStatistics()(layer, forward, x, control)
+        values = at_least_float32(x).transpose(0, 1).flatten(1)
+        median = values.median(dim=1).values
+        variance = (values - median[:, None]).square().mean(dim=1)
+        control.record(layer, median, variance)
+        return normalise(layer, forward, x, median.to(x.dtype), variance.to(x.dtype))
 
 
 @dataclass
@@ -133,6 +154,7 @@ class NormControl:
     groups: int = 1  # a batch of this many equal parts, each normalised by itself (augmented views run together)
     recorded: Statistics | None = None
     layers: int = 0  # that follow it
+    adapting: bool = False  # rules that remember the stream follow it now
 
     @property
     def per_sample(self) -> bool:
@@ -173,11 +195,17 @@ class NormControl:
             self.recorded[layer] = (mean.detach(), variance.detach())
 
 
-_NAMED: dict[str, Rule] = {
-    "running": RunningStatistics(),
-    "batch": BatchStatistics(),
-    "track": TrackRunning(learning_only=True),
+_NAMED: dict[str, Callable[[], Rule]] = {
+    "running": RunningStatistics,
+    "batch": BatchStatistics,
+    "track": lambda: TrackRunning(learning_only=True),
+    "median": MedianStatistics,
 }
+
+
+def add_rule(name: str, make: Callable[[], Rule]) -> None:
+    """Let `norm=name` mean the rule that `make` returns."""
+    _NAMED[name] = make
 
 
 def install(module: nn.Module) -> NormControl:
@@ -196,7 +224,8 @@ def uninstall(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
             layer.__class__ = _original_class(layer)
-            vars(layer).pop("norm_control", None)
+            for name in ("norm_control", "norm_columns"):
+                vars(layer).pop(name, None)
 
 
 def has_statistics(module: nn.Module) -> bool:
@@ -216,9 +245,10 @@ def parse_norm(norm: str | float) -> Rule:
     if norm == "auto":
         return AutoBlend()
     if isinstance(norm, str) and norm in _NAMED:
-        return _NAMED[norm]
+        return _NAMED[norm]()
     raise SettingError(
-        f"norm={norm!r}: expected 'running' (source statistics), 'batch' (the batch's own), 'track' (the batch's, "
+        f"norm={norm!r}: expected 'running' (source statistics), 'batch' (the batch's own), 'median' (around the "
+        "batch's median), 'unmix' (components of the stream), 'renorm' (averages of the stream), 'track' (the batch's, "
         "which also update the running ones), a number from 0 to 1 (the batch's share in a blend) or 'auto' (that "
         "share chosen from the stream)"
     )
@@ -244,6 +274,14 @@ def normalise(
     zero, one = torch.zeros_like(mean), torch.full_like(mean, 1 - layer.eps)
     with _hiding(layer, training=False, weight=scale, bias=shift, running_mean=zero, running_var=one):
         return forward(x)
+
+
+def normalise_each(layer: _BatchNorm, forward: Forward, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Run `forward` with statistics of each sample [B, C], differentiable in them."""
+    shape = *mean.shape, *[1] * (x.ndim - 2)
+    x = (x - mean.to(x.dtype).view(shape)) * torch.rsqrt(variance + layer.eps).to(x.dtype).view(shape)
+    zero = torch.zeros(x.shape[1], device=x.device, dtype=x.dtype)
+    return normalise(layer, forward, x, zero, zero + (1 - layer.eps))  # the affine part, and what is fused to it
 
 
 def channel_statistics(x: Tensor, correction: int = 0) -> tuple[Tensor, Tensor]:
