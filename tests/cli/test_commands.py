@@ -71,6 +71,20 @@ def test_adapt_prints_what_the_guard_did(folder: Path, weights: Path, tmp_path: 
     assert _guarded(frozen) == "suspect 2, freeze 1; the source model predicted 40 of 60 images"
 
 
+def test_adapt_estimates_the_accuracy_from_labelled_source_images(
+    folder: Path, weights: Path, tmp_path: Path, capsys
+) -> None:
+    more = ("--calibrate", str(folder), "--snapshot", str(tmp_path / "s"))
+    words = arguments(folder, weights, tmp_path / "p.csv", *more)
+    assert main([*words, "--set", "seed=3", "--json"]) == 0
+    estimate = json.loads(capsys.readouterr().out)["estimate"]
+    assert estimate["rows"] == 60
+    assert estimate["verdict"] == "unsure"
+    assert json.loads((tmp_path / "p.run.json").read_text())["result"]["estimate"] == estimate
+    assert main([*words, "--set", "seed=3"]) == 0
+    assert "estimated accuracy without labels: unsure: 60 images were looked at" in capsys.readouterr().out
+
+
 def test_an_image_that_the_guard_excludes_gets_no_prediction(
     folder: Path, weights: Path, tmp_path: Path, capsys
 ) -> None:

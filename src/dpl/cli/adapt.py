@@ -11,6 +11,7 @@ from dpl.cli.models import (
     check_counts,
     class_names,
     evaluation_transform,
+    labelled_images,
     parse_settings,
     source_network,
     training_record,
@@ -43,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="turn off the guard, which stops adaptation when it does worse than the source model",
     )
     parser.add_argument("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
+    parser.add_argument("--calibrate", type=Path, metavar="FOLDER",
+                        help="labelled source validation images in class folders: "
+                             "accuracy on --images is then estimated in percent")  # fmt: skip
     parser.add_argument("--with-source", action="store_true",
                         help="also predict with the source model, unadapted: dpl report compares the two")  # fmt: skip
     parser.add_argument("--workers", type=int, default=2, help="threads that read images (default: %(default)s)")
@@ -56,7 +60,8 @@ def run(args: argparse.Namespace) -> None:
     check_counts(args, "batch_size", "save_every")
     network, folder_run = prepare(args)
     guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
-    model = dpl.adapt(network, args.method, guard=guard, **parse_settings(args.set))
+    calibrate = None if args.calibrate is None else labelled_images(args.calibrate, folder_run)
+    model = dpl.adapt(network, args.method, guard=guard, calibrate=calibrate, **parse_settings(args.set))
     with progress(args.method, len(folder_run.images), quiet=args.json) as advance:
 
         def on_batch(result: "FolderResult") -> None:
@@ -116,6 +121,8 @@ def _labels_that_fit(
 
 
 def _print(folder_run: "FolderRun", result: "FolderResult", args: argparse.Namespace) -> None:
+    from dpl.estimate import Estimate
+
     for path, reason in result.failed:
         warn(f"skipped {path}: {reason}")
     if args.json:
@@ -126,6 +133,8 @@ def _print(folder_run: "FolderRun", result: "FolderResult", args: argparse.Names
         print(f"resumed: the first {result.resumed} were predicted by an earlier run")
     if result.accuracy is not None:
         print(f"online accuracy {result.accuracy:.2f} % ({result.correct} of {result.labelled}; method {args.method})")
+    if result.estimate is not None:
+        print(f"estimated accuracy without labels: {Estimate(**result.estimate)}")
     print(f"guard: {_guarded(result)}")
     if folder_run.snapshot is not None:
         print(f"adapted model: {folder_run.snapshot}")

@@ -12,15 +12,17 @@ from dpl.core.extras import choose_device
 from dpl.model.adaptive import DEFAULT_METHOD
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from dpl.data.transforms import Evaluation
+    from dpl.runs.folder import FolderRun
 
 __all__ = [
     "add_model_arguments",
     "check_counts",
     "class_names",
     "evaluation_transform",
+    "labelled_images",
     "parse_settings",
     "source_network",
     "training_record",
@@ -129,6 +131,20 @@ def evaluation_transform(size: int, square: bool) -> "Evaluation":
     from dpl.data import square as to_square
 
     return to_square(size) if square or size <= 64 else resize_crop(round(size / 0.875), size)
+
+
+def labelled_images(folder: Path, run: "FolderRun", limit: int = 1000) -> "list[tuple[Tensor, Tensor]]":
+    """Read at most `limit` labelled images, spread over the classes, as the run reads its own."""
+    from dpl.data import batches, open_folder
+
+    images = open_folder(folder, run.names or None)
+    if not (images.labels >= 0).any():
+        raise DataError(f"--calibrate {folder}: expected one sub-folder for each class, found images without labels")
+    some = range(0, len(images), -(-len(images) // limit))
+    read = list(batches(images, list(some), run.transform, run.batch_size, workers=run.workers))
+    if not any(len(batch) for batch in read):
+        raise DataError(f"--calibrate {folder}: no readable image")
+    return [(batch.images, batch.labels) for batch in read if len(batch)]
 
 
 def check_counts(args: argparse.Namespace, *names: str) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpl.core.state import Stateful
+from dpl.estimate import Watch
 from dpl.guard.batch_dependence import stable_in_larger_batch
 from dpl.guard.comparison import ComparisonResult, SourceComparison
 from dpl.guard.events import EventLog, GuardEvent
@@ -45,9 +46,9 @@ class Guard(Stateful):
     batches_since_save: int  # of a healthy state
     trial_regret: float  # estimated predictions lost in a trial after a freeze
 
-    def __init__(self, settings: GuardSettings, model: nn.Module) -> None:
+    def __init__(self, settings: GuardSettings, model: nn.Module, watch: Watch | None = None) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, self._watch = settings, watch
         self._source = private_copy(model).eval().requires_grad_(False)
         self.declare(batches=0, rows_compared=0, batches_since_comparison=0, batches_since_save=0, trial_regret=0.0)
         self.rows, self.comparison = RowCheck(settings), SourceComparison(settings)
@@ -132,6 +133,8 @@ class Guard(Stateful):
         if self.frozen:
             return self._answer_while_frozen(state, images)
         logits = self._adapt(state, images)
+        if self._watch is not None:
+            self._watch.observe(state, images, logits)
         self.batches_since_comparison += 1
         self.batches_since_save += 1
         rows = self._rows_to_compare(logits)

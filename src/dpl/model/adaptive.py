@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dpl.auto import Auto
 from dpl.core.errors import DplError, InputError, SettingError, SnapshotError
 from dpl.core.settings import make_settings
+from dpl.estimate import Estimate, Watch, estimate_settings, nothing_watched
 from dpl.guard import Guard, GuardSettings, guard_settings
 from dpl.methods.base import Fact, Method, Source
 from dpl.methods.model_state import ModelState, part_of
@@ -41,6 +42,7 @@ def adapt(
     classifier: str | None = None,
     source: Source | tuple[Tensor, Tensor] | None = None,
     calibrate: Source | tuple[Tensor, Tensor] | None = None,
+    estimate: bool | Mapping[str, Any] | None = None,
     guard: bool | GuardSettings | Mapping[str, Any] = False,
     layout: str = "auto",
     on_step: OnStep | None = None,
@@ -53,8 +55,10 @@ def adapt(
         method: a name from `list_methods()`, or `X+dpl`; by default method and settings are chosen from the stream.
         classifier: name of the linear classifier inside `model`; found when not given.
         source: labelled source batches for methods that need them: a loader of (images, labels), or one such pair.
-        calibrate: labelled source validation data in the same form; the automatic choice measures on it how confident
-            the model is on source-domain data.
+        calibrate: labelled source validation data in the same form, for the estimate of accuracy and the automatic
+            choice; 500 to 1,000 images suffice.
+        estimate: True to watch the stream for `model.estimate()`, or settings of it (docs/reliability.md); on where
+            `calibrate=` is given.
         guard: True to compare adaptation with the source model and to stop it where it does harm
             (docs/reliability.md), or the guard's settings.
         layout: memory layout of the convolutions. "auto" follows a fixed rule, "timed" measures both layouts on the
@@ -65,14 +69,13 @@ def adapt(
     Returns:
         The adaptive model: call it with a batch of images to predict and adapt.
     """
-    if calibrate is not None and method != Auto.info.name:
-        needs = "; pass source= for its source data" if get_method(method).info.source != "never" else ""
-        raise SettingError(f"calibrate= works only with method {Auto.info.name!r}; leave it out for {method!r}{needs}")
     return AdaptiveModel(
         model,
         method,
         classifier=classifier,
-        source=source if calibrate is None else calibrate,
+        source=calibrate if method == Auto.info.name and source is None else source,
+        calibrate=calibrate,
+        estimate=estimate,
         settings=settings,
         guard=guard,
         layout=layout,
@@ -81,12 +84,18 @@ def adapt(
 
 
 def load(
-    folder: str | Path | SnapshotStore, model: nn.Module, *, source: Source | None = None, **settings: Any
+    folder: str | Path | SnapshotStore,
+    model: nn.Module,
+    *,
+    source: Source | None = None,
+    calibrate: Source | tuple[Tensor, Tensor] | None = None,
+    **settings: Any,
 ) -> AdaptiveModel:
     """Load an adaptive model from `AdaptiveModel.save`, or the newest intact one of a `SnapshotStore`.
 
     `model` is the source network that was wrapped then; other weights are refused. `settings` are only needed for
-    values that a file cannot hold (a callable optimizer).
+    values that a file cannot hold (a callable optimizer). What `calibrate=` showed is in the snapshot; pass it again so
+    that the estimate can also ask how the present weights do on those images.
     """
     if isinstance(folder, SnapshotStore):
         folder, manifest, tensors = folder.read()
@@ -101,6 +110,8 @@ def load(
         manifest["method"],
         classifier=manifest["classifier"],
         source=source,
+        calibrate=calibrate,
+        estimate=manifest.get("estimate") or False,
         settings=stored | settings,
         guard=manifest.get("guard"),
         layout=manifest.get("layout", "as_is"),
@@ -123,6 +134,7 @@ class AdaptiveModel(nn.Module):
         method: the method object; `method.info` describes it.
         settings: the method's settings, checked.
         guard: the guard, or None.
+        watch: what `estimate` asks, or None.
         state: everything that adaptation changes, for code that copies or compares states.
         layout: the memory layout in use.
         fingerprint: hash of the source weights.
@@ -137,6 +149,8 @@ class AdaptiveModel(nn.Module):
         *,
         classifier: str | None = None,
         source: Source | tuple[Tensor, Tensor] | None = None,
+        calibrate: Source | tuple[Tensor, Tensor] | None = None,
+        estimate: bool | Mapping[str, Any] | None = None,
         settings: Mapping[str, Any],
         guard: bool | GuardSettings | Mapping[str, Any] | None = None,
         layout: str = "auto",
@@ -147,18 +161,22 @@ class AdaptiveModel(nn.Module):
         if not isinstance(model, nn.Module):
             raise SettingError(f"model is {type(model).__name__}: expected a torch.nn.Module that returns logits")
         kind, guarded = get_method(method), guard_settings(guard)
-        self.guard = None if guarded is None else Guard(guarded, model)
+        watched = estimate_settings(estimate, wanted=calibrate is not None)
+        self.watch = None if watched is None else Watch(watched, model)
+        self.guard = None if guarded is None else Guard(guarded, model, self.watch)
         self.settings = make_settings(kind.settings_class, repr(method), settings)
         self._kind = kind.for_settings(self.settings)
         self.network = Network(model, classifier=classifier, needs_classifier=kind.info.needs_classifier)
         self.model = self.network.module
         self.fingerprint = _fingerprint(self.model)
         self.layout, self.on_step = check_layout(layout), on_step
-        self._source = _as_batches(source)
+        self._source, self.calibration = _as_batches(source), _as_batches(calibrate)
         self._lock = threading.RLock()
         self._shapes: set[torch.Size] = set()  # of images that the network accepted
         self._confirm_with_source()
         self._build(prepare=not prepared)
+        if self.watch is not None and self.calibration is not None:
+            self.watch.calibrate(self.calibration, self.device, measure=not prepared)
         if self.layout == "channels_last":
             self._apply(channels_last)
 
@@ -189,6 +207,8 @@ class AdaptiveModel(nn.Module):
             self._check(images)
             if self.guard is None:
                 logits, self._facts = self.method(images), self.method.facts
+                if self.watch is not None:
+                    self.watch.observe(self.state, images, logits)
             else:
                 logits = self.guard.step(images, self._confirm)
                 self._facts = self.method.facts | self.guard.report
@@ -207,7 +227,13 @@ class AdaptiveModel(nn.Module):
     @property
     def last(self) -> Last:
         """What the last step did: loss, share of confident samples, classes present, updated or why not."""
-        return Last(self._facts)
+        watched = {} if self.watch is None else {"estimate": lambda: self.estimate().as_dict()}
+        return Last({**self._facts, **watched})
+
+    def estimate(self) -> Estimate:
+        """Estimate accuracy without labels, and whether the source model would be better (docs/reliability.md)."""
+        with self._lock:
+            return nothing_watched() if self.watch is None else self.watch.estimate()
 
     @property
     def trainable(self) -> list[str]:
@@ -223,24 +249,33 @@ class AdaptiveModel(nn.Module):
         """Return to the source model exactly: weights, optimizer, memory, random generator, guard."""
         with self._lock:
             self.state.restore(self.state.origin)
-            if self.guard is not None:
-                self.guard.reset()
+            for part in self._watching().values():
+                part.reset()
             self._facts = {"updated": False, "reason": "reset"}
 
     def state_dict(self, *_args: Any, **_kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return a copy of everything that adaptation changes, as flat tensors."""
         with self._lock:
-            guard = {} if self.guard is None else {f"guard.{key}": value for key, value in self.guard.state().items()}
-            return self.state.copy() | guard
+            state = self.state.copy()
+            for name, part in self._watching().items():
+                state |= {f"{name}.{key}": value for key, value in part.state().items()}
+            return state
+
+    def _watching(self) -> dict[str, Guard | Watch]:
+        """Return what has a state beside the model's own, by its name in `state_dict`."""
+        parts = {"guard": self.guard, "estimate": self.watch}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *_args: Any, **_kwargs: Any) -> Any:
         """Set everything to a copy of `state_dict`; one that does not fit is refused and changes nothing."""
-        own = {key: value for key, value in state_dict.items() if self.guard is None or not key.startswith("guard.")}
         with self._lock:
+            parts = self._watching()
+            own = {key: value for key, value in state_dict.items() if key.split(".")[0] not in parts}
             self.state.check(own)
-            if self.guard is not None:
-                self.guard.check(part_of(state_dict, "guard"))
-                self.guard.restore(part_of(state_dict, "guard"))
+            for name, part in parts.items():
+                part.check(part_of(state_dict, name))
+            for name, part in parts.items():
+                part.restore(part_of(state_dict, name))
             self.state.restore(own)
 
     def save(self, folder: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
@@ -252,6 +287,7 @@ class AdaptiveModel(nn.Module):
             "source": self.fingerprint,
             "layout": self.layout,
             "guard": None if self.guard is None else vars(self.guard.settings),
+            "estimate": None if self.watch is None else vars(self.watch.settings),
             "notes": dict(notes or {}),
         }
         with self._lock:
@@ -285,8 +321,8 @@ class AdaptiveModel(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptiveModel:
         super()._apply(fn)  # type: ignore[no-untyped-call]
         self.state.move(fn)
-        if self.guard is not None:
-            self.guard.move(fn)
+        for part in self._watching().values():
+            part.move(fn)
         return self
 
     def _check(self, images: Tensor) -> None:

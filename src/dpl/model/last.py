@@ -1,6 +1,6 @@
 """What the last step of an adaptive model did."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -13,11 +13,12 @@ __all__ = ["Last"]
 class Last(Mapping[str, Any]):
     """What the last step did. Reads as a mapping or by attribute; values come to the host only when read."""
 
-    def __init__(self, facts: Mapping[str, Fact]) -> None:
+    def __init__(self, facts: Mapping[str, Fact | Callable[[], Any]]) -> None:
         self._facts = dict(facts)
 
     def __getitem__(self, key: str) -> Any:
         value = self._facts[key]
+        value = value() if callable(value) else value
         return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
     def __getattr__(self, key: str) -> Any:

@@ -92,6 +92,7 @@ class FolderResult:
     resumed: int = 0  # images that an earlier run had predicted
     failed: list[list[str]] = field(default_factory=list)  # [path, reason]
     guard: dict[str, int] | None = None  # how often the guard took each action; None without a guard
+    estimate: dict[str, Any] | None = None  # of the accuracy at the end, without labels; None: nothing was watched
     by_source: int = 0  # images for which the guard returned the source model's prediction
 
     @property
@@ -146,7 +147,7 @@ def _resume(run: FolderRun, model: AdaptiveModel, network: nn.Module) -> tuple[A
         raise DataError(f"{run.out} is shorter than when {run.snapshot} was saved; remove that snapshot to start over")
     result = FolderResult(**notes["result"])
     result.resumed = result.images
-    return load(run.snapshot, network), result, notes["bytes"]
+    return load(run.snapshot, network, calibrate=model.calibration), result, notes["bytes"]
 
 
 @contextmanager
@@ -220,6 +221,7 @@ def _save(run: FolderRun, model: AdaptiveModel, result: FolderResult, file: IO[s
     """Put the predictions on the disk, then the state that made them, then the record of both."""
     file.flush()
     os.fsync(file.fileno())
+    result.estimate = None if model.watch is None else model.estimate().as_dict()
     if run.snapshot is not None:
         model.save(run.snapshot, {"job": run.fingerprint(), "bytes": file.tell(), "result": asdict(result)})
     record.write(asdict(result), len(run.images))

@@ -1,0 +1,188 @@
+"""How well accuracy is estimated without labels: ATC, DoC, AETTA, COT and ours, side by side.
+
+    DPL_DATA=/path/to/data python benchmarks/estimate_study.py --out runs/estimate            # record, then score
+    DPL_DATA=... python benchmarks/estimate_study.py --out runs/estimate --only resnet20      # a part
+    python benchmarks/estimate_study.py --out runs/estimate --score                           # score what is recorded
+
+Recording runs each stream once, unguarded, and keeps the logits of source and adapted model, shrunk ones, and what
+AETTA and the anchor need, in OUT/*.npz: a run that was stopped continues. Scoring needs seconds and writes
+docs/results/data/estimate.json, from which `docs/generate.py` makes docs/results/estimate.md.
+
+`DPL_DATA` holds cifar10_test.npz, cifar100_test.npz and weights/. The first 1,000 images are labelled source data; the
+streams are made of the others. Design: ResNet-20 on the streams of DESIGN. Report: everything else.
+"""
+
+import argparse
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import dpl
+from dpl.backbones import create
+from dpl.data.corruptions import corrupt
+from dpl.estimate.shifts import beside_others, shifted_copies, shrunk
+from dpl.network.split import logits_of
+
+DATA = Path(os.environ.get("DPL_DATA", "data"))
+HOME, ANCHORS, BATCH = 1000, 200, 200
+COMMON = 0  # the class of streams of one class, and of 80 % of skewed ones
+SEVERITY = {"gaussian_noise": 3, "impulse_noise": 3}  # of 5, where 5 leaves nothing to recognise
+DROPOUT, PASSES = 0.4, 10  # AETTA's
+NETWORKS = {
+    "resnet20": ("cifar_resnet20", "cifar10_resnet20", "cifar10_test"),
+    "resnet56": ("cifar_resnet56", "cifar10_resnet56", "cifar10_test"),
+    "cifar100": ("cifar100_resnet32", "cifar100_resnet32", "cifar100_test"),
+}
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tent": ("tent", {}),
+    "dpl": ("dpl", {"norm": "batch", "scope": "affine", "lr": 1e-3}),
+    "collapsing": ("tent", {"lr": 0.1}),
+}
+
+
+class Run(NamedTuple):
+    """One network, stream and method."""
+
+    network: str
+    corruption: str
+    order: str
+    method: str
+    images: int = 1200
+
+    @property
+    def name(self) -> str:
+        return "-".join(map(str, self[:4]))
+
+
+DESIGN = [
+    *(Run("resnet20", c, "shuffled", m)
+      for c in ("clean", "gaussian_noise", "contrast", "motion_blur") for m in ("tent", "dpl")),
+    *(Run("resnet20", c, "sorted", "tent") for c in ("clean", "gaussian_noise")),
+    *(Run("resnet20", "gaussian_noise", o, m) for o in ("skewed", "one class") for m in ("tent", "dpl")),
+    Run("resnet20", "gaussian_noise", "shuffled", "collapsing"),
+]  # fmt: skip
+REPORT = [
+    *(Run("resnet56", c, "shuffled", "tent", 1000) for c in ("clean", "fog", "pixelate", "jpeg_compression")),
+    Run("resnet56", "fog", "shuffled", "dpl", 1000),
+    Run("resnet56", "shot_noise", "sorted", "tent", 1000),
+    Run("resnet56", "pixelate", "skewed", "tent", 1000),
+    Run("resnet56", "shot_noise", "shuffled", "collapsing", 1000),
+    *(Run("cifar100", c, "shuffled", "tent", 1000) for c in ("clean", "brightness", "pixelate", "impulse_noise")),
+    Run("cifar100", "pixelate", "sorted", "tent", 1000),
+    Run("cifar100", "impulse_noise", "shuffled", "collapsing", 1000),
+]
+
+
+def as_tensor(pictures: Any) -> Tensor:
+    return torch.from_numpy(pictures).permute(0, 3, 1, 2).float().div(255).contiguous()
+
+
+def load(name: str) -> tuple[nn.Module, Any, Tensor]:
+    """Return the network and all images and labels of its data set."""
+    kind, weights, data = NETWORKS[name]
+    with np.load(DATA / f"{data}.npz", allow_pickle=False) as file:
+        images, labels = file["images"], torch.from_numpy(file["labels"].astype(np.int64))
+    return create(kind, weights=DATA / "weights" / f"{weights}.safetensors").eval(), images, labels
+
+
+def positions(labels: Tensor, order: str, count: int) -> Tensor:
+    """Return which images are met, in which order."""
+    generator = torch.Generator().manual_seed(zlib.crc32(order.encode()))
+    rows = HOME + torch.randperm(len(labels) - HOME, generator=generator)
+    first = rows[labels[rows] == COMMON]
+    if order == "one class":
+        return first[:count]
+    if order == "skewed":  # 80 % of one class
+        part = min(len(first), int(0.8 * count))
+        rows = torch.cat([first[:part], rows[labels[rows] != COMMON][: part // 4]])
+        return rows[torch.randperm(len(rows), generator=generator)]
+    rows = rows[:count]
+    return rows[labels[rows].argsort(stable=True)] if order == "sorted" else rows
+
+
+def stream(run: Run, images: Any, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    rows = positions(labels, run.order, run.images)
+    for part in rows.split(BATCH):
+        pictures = images[part.numpy()]
+        if run.corruption != "clean":
+            pictures = corrupt(pictures, run.corruption, SEVERITY.get(run.corruption, 5), start=int(part[0]))
+        yield as_tensor(pictures), labels[part]
+
+
+@torch.no_grad()
+def forward(network: nn.Module, images: Tensor) -> Tensor:
+    return torch.cat([logits_of(network(part)) for part in images.split(BATCH)])
+
+
+def record_home(name: str, out: Path) -> None:
+    """Keep the source model's logits for labelled source images, clean and under synthetic shifts."""
+    path = out / f"{name}-home.npz"
+    if path.exists():
+        return
+    network, images, labels = load(name)
+    copies = list(shifted_copies(as_tensor(images[:HOME]), torch.Generator().manual_seed(0)))
+    source = torch.stack([forward(network, copy) for copy in copies])
+    again = torch.stack([forward(network, shrunk(copy)) for copy in copies])
+    np.savez(path, labels=labels[:HOME], source=source, again=again)
+
+
+@torch.no_grad()
+def dropout_votes(model: dpl.AdaptiveModel, images: Tensor) -> tuple[float, Tensor]:
+    """Return AETTA's disagreement under dropout before the classifier, and the mean probabilities [C]."""
+    out = model.network(images)
+    classifier, generator = model.network.classifier, torch.Generator().manual_seed(0)
+    own, differ, mean = out.logits.argmax(dim=1), 0.0, torch.zeros(out.logits.shape[1])
+    for _ in range(PASSES):
+        kept = torch.rand(out.z.shape, generator=generator) >= DROPOUT
+        logits = classifier(out.z * kept / (1 - DROPOUT))
+        differ += float((logits.argmax(dim=1) != own).float().mean()) / PASSES
+        mean += logits.softmax(dim=1).mean(dim=0) / PASSES
+    return differ, mean
+
+
+def record(run: Run, out: Path) -> None:
+    """Run one stream and keep the logits."""
+    path = out / f"{run.name}.npz"
+    if path.exists():
+        return
+    network, images, labels = load(run.network)
+    method, settings = METHODS[run.method]
+    model = dpl.adapt(network, method, layout="as_is", **settings)
+    anchors, kept = as_tensor(images[:ANCHORS]), []
+    for batch, known in stream(run, images, labels):
+        adapted = model(batch)
+        differ, mean = dropout_votes(model, batch)
+        guesses = model.predict(anchors).argmax(dim=1)
+        kept.append({
+            "labels": known, "source": forward(network, batch), "source_again": forward(network, shrunk(batch)),
+            "adapted": adapted, "beside": model.predict(beside_others(batch))[: len(batch)],
+            "anchor": torch.full((len(batch),), float((guesses == labels[:ANCHORS]).float().mean())),
+            "differ": torch.full((len(batch),), differ), "mean": mean.expand(len(batch), -1),
+        })  # fmt: skip
+    arrays = {key: torch.cat([part[key] for part in kept]).numpy() for key in kept[0]}
+    np.savez(path, **{k: v.astype(np.float32) if v.dtype == np.float64 else v for k, v in arrays.items()})
+    right = [(arrays[k].argmax(1) == arrays["labels"]).mean() for k in ("source", "adapted")]
+    print(run.name, f"source {100 * right[0]:.1f}, adapted {100 * right[1]:.1f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/estimate"))
+    parser.add_argument("--only", help="record only the runs of this network")
+    parser.add_argument("--score", action="store_true", help="record nothing")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for run in [] if args.score else DESIGN + REPORT:
+        if args.only in (None, run.network):
+            record_home(run.network, args.out)
+            record(run, args.out)
+
+
+if __name__ == "__main__":
+    main()

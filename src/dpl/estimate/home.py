@@ -1,0 +1,97 @@
+"""What labelled source data show: how accurate, firm and confident the source model is where the answer is known."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpl.core.errors import SettingError
+from dpl.core.numerics import at_least_float32
+from dpl.core.state import Stateful
+from dpl.estimate.shifts import shifted_copies, shrunk
+from dpl.estimate.signals import Signals, bounded_probit, source_accuracy
+
+__all__ = ["FEWEST", "Home"]
+
+FEWEST = 50  # labelled images
+_TEMPERATURES = torch.logspace(-1, 1, 81)
+_WINDOWS = 20  # for each kind of shift
+_COVERAGE = 0.9
+
+
+class Home(Stateful):
+    """Facts about the source model on labelled source data; None and neutral values if there are none.
+
+    They are measured once and are part of the state, so that a loaded snapshot has them without the data.
+    """
+
+    rows: int  # labelled images
+    accuracy: float
+    firmness: float  # share of predictions that survive shrinking
+    temperature: float  # divides logits, so that confidence is accuracy on source data
+    error: float  # 90 % quantile of the estimate's error, in probits, for windows of `window` rows
+    window: int
+    balance: Tensor | None  # [C] share of each class
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.declare(rows=0, accuracy=0.0, firmness=0.0, temperature=1.0, error=0.0, window=0, balance=None)
+
+    @property
+    def known(self) -> bool:
+        """Say whether there were labelled data."""
+        return self.rows > 0
+
+    def signals(self) -> Signals:
+        """Return what the estimate needs of it."""
+        offset = 0.0
+        if self.known:
+            offset = bounded_probit(self.accuracy, self.rows) - bounded_probit(self.firmness, self.rows)
+        return Signals(offset, self.temperature, self.balance)
+
+    @torch.no_grad()
+    def measure(self, predict: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Predict labelled batches, clean and under synthetic shifts, each also shrunk: ten passes for an image."""
+        generator, found, known = torch.Generator().manual_seed(0), [], []
+        for images, labels in batches:
+            copies = list(shifted_copies(images, generator))
+            found.append(torch.stack([torch.stack([predict(x), predict(shrunk(x))]) for x in copies]).cpu())
+            known.append(labels.cpu())
+        count = sum(map(len, known))
+        if count < FEWEST:
+            raise SettingError(f"calibrate= has {count} labelled images: expected at least {FEWEST}, better 500")
+        logits, labels = at_least_float32(torch.cat(found, dim=2)), torch.cat(known)
+        if len(labels) != logits.shape[2] or not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[3]:
+            raise SettingError(
+                f"calibrate= has {logits.shape[2]} images and {len(labels)} labels from {int(labels.min())} to "
+                f"{int(labels.max())}: expected one label from 0 to {logits.shape[3] - 1} for each image"
+            )
+        self._learn(logits, labels)
+
+    def _learn(self, logits: Tensor, labels: Tensor) -> None:
+        """Learn from logits [shifts, plain and shrunk, n, C]."""
+        classes = logits.argmax(dim=3)
+        right, firm = classes[:, 0] == labels, classes[:, 0] == classes[:, 1]
+        self.rows, self.window = len(labels), max(FEWEST, len(labels) // 2)
+        self.accuracy, self.firmness = float(right[0].double().mean()), float(firm[0].double().mean())
+        losses = torch.stack([F.cross_entropy(logits[0, 0] / t, labels) for t in _TEMPERATURES])
+        self.temperature = float(_TEMPERATURES[losses.argmin()])
+        self.balance = torch.bincount(labels, minlength=logits.shape[3]).double() / len(labels)
+        self.error = self._error(logits[:, 0], right, firm)
+
+    def _error(self, logits: Tensor, right: Tensor, firm: Tensor) -> float:
+        """Return the quantile of the error in probits over random windows of every shift (split conformal)."""
+        generator, signals, errors = torch.Generator().manual_seed(0), self.signals(), []
+        for shift in range(len(logits)):
+            for _ in range(_WINDOWS):
+                rows = torch.randperm(self.rows, generator=generator)[: self.window]
+                estimate = source_accuracy(logits[shift, rows], firm[shift, rows], signals)
+                truth = float(right[shift, rows].double().mean())
+                of_both = [bounded_probit(share, self.window) for share in (estimate, truth)]
+                errors.append(abs(of_both[0] - of_both[1]))
+        rank = min(1.0, _COVERAGE * (1 + 1 / len(errors)))
+        return float(torch.tensor(errors).quantile(rank))
+
+    def move(self, transfer: object) -> None:
+        """Stay on the host."""

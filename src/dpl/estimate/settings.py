@@ -1,0 +1,33 @@
+"""Settings of the estimate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dpl.core.errors import SettingError
+from dpl.core.settings import Checked, make_settings, setting
+
+__all__ = ["EstimateSettings", "estimate_settings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateSettings(Checked):
+    """Settings of the label-free estimate of accuracy."""
+
+    owner: ClassVar[str] = "estimate "
+
+    share: float = setting(0.25, "time spent on the estimate, as a share of the time of adaptation", low=0, high=4)
+    window: int = setting(512, "images over which accuracy is estimated", low=32)
+    anchors: int = setting(200, "labelled source images that show what the weights have lost", low=0)
+    margin: float = setting(0.02, "difference of accuracy below which the verdict is 'unsure'", low=0, high=1)
+
+
+def estimate_settings(estimate: bool | Mapping[str, Any] | None, wanted: bool) -> EstimateSettings | None:
+    """Return the settings that `estimate=` asks for; None: on if it is `wanted` for something else."""
+    if estimate is False or (estimate is None and not wanted):
+        return None
+    if isinstance(estimate, EstimateSettings):
+        return estimate
+    if estimate is not None and estimate is not True and not isinstance(estimate, Mapping):
+        raise SettingError(f"estimate={estimate!r}: expected True, False or a mapping of its settings")
+    return make_settings(EstimateSettings, "the estimate", estimate if isinstance(estimate, Mapping) else {})

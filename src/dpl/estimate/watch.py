@@ -1,0 +1,174 @@
+"""Look at some batches of a stream with both models and estimate accuracy from what was seen.
+
+A look costs two passes of the frozen source network (images, shrunk images) and one or two of the adapted model
+(shrunk images, beside others if images influence each other). Looks are paid from a credit that grows with every
+batch, so that on average they take a set share of the time of adaptation. A fresh model is looked at closely.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from dpl.core.numerics import at_least_float32
+from dpl.core.state import Stateful
+from dpl.estimate.home import Home
+from dpl.estimate.result import BETTER, UNSURE, WORSE, Estimate
+from dpl.estimate.settings import EstimateSettings
+from dpl.estimate.shifts import beside_others, shrunk
+from dpl.estimate.signals import Accuracies, Window, accuracies, bounded_probit, share_of
+from dpl.methods.model_state import ModelState
+from dpl.network.split import logits_of, private_copy
+
+__all__ = ["Watch"]
+
+_STEP = 3.0  # forward passes that a step costs: forward and backward
+_FRESH = 128  # images that are all looked at after a start
+_FEWEST = 100  # images without which no verdict is given
+_ANCHOR_EVERY = 4  # looks
+
+
+class Watch(Stateful):
+    """Watches one adapting model; `model.estimate()` asks it."""
+
+    home: Home
+    source_logits: Tensor | None  # [n, C] of the images looked at last, n at most `window`
+    adapted_logits: Tensor | None
+    source_firm: Tensor | None  # [n] whether shrinking leaves the prediction
+    adapted_firm: Tensor | None
+    credit: float  # passes of one image that may be spent
+    looks: int
+    anchor: float  # most that the present weights can have: accuracy at home minus what they lost on the anchors
+
+    def __init__(self, settings: EstimateSettings, model: nn.Module) -> None:
+        super().__init__()
+        self.settings = settings
+        self._source = private_copy(model).eval().requires_grad_(False)
+        self.declare(source_logits=None, adapted_logits=None, source_firm=None, adapted_firm=None)
+        self.declare(credit=0.0, looks=0, anchor=1.0)
+        self.declare_part("home", Home())
+        self._anchors: tuple[Tensor, Tensor, int] | None = None  # images, labels, how many the source model has right
+        self._found: Accuracies | None = None  # computed from the declared values, until they change
+        self._origin = self.state()
+
+    def reset(self) -> None:
+        """Forget everything but what labelled source data showed."""
+        home = {f"home.{key}": value for key, value in self.home.state().items()}
+        self.restore(self._origin | home)
+
+    def calibrate(self, batches: Iterable[tuple[Tensor, Tensor]], device: torch.device, measure: bool = True) -> None:
+        """Measure the source model on labelled source data (unless a snapshot has that), and keep some as anchors."""
+        kept = [(images.to(device), labels.to(device)) for images, labels in batches]
+        if measure:
+            self.home.measure(self.source, kept)
+            self._origin = self.state()
+        images, labels = (torch.cat(column)[: self.settings.anchors] for column in zip(*kept, strict=True))
+        if len(images):
+            self._anchors = images, labels, int((self.source(images).argmax(dim=1) == labels).sum())
+
+    @torch.no_grad()
+    def source(self, images: Tensor) -> Tensor:
+        """Return the logits of the frozen source model."""
+        return logits_of(self._source(images))
+
+    def observe(self, state: ModelState, images: Tensor, adapted: Tensor, *, closely: bool = False) -> bool:
+        """Count a batch and look at it if there is credit, if the model is fresh, or `closely`; return whether."""
+        step = _STEP if state.method.optimizers else 1.0
+        self.credit += self.settings.share * step * len(images)
+        price = len(images) * (3.0 if state.network.samples_are_independent else 4.0)
+        if not closely and self.credit < price and self.rows >= _FRESH:
+            return False
+        self.credit -= price
+        self.look(state, images, adapted)
+        return True
+
+    @torch.no_grad()
+    def look(self, state: ModelState, images: Tensor, adapted: Tensor, source: Tensor | None = None) -> None:
+        """Add a batch to the window."""
+        source = self.source(images) if source is None else source
+        again = self.source(shrunk(images))
+        alone = state.network.samples_are_independent
+        beside = state.method.predict(shrunk(images) if alone else beside_others(images))[: len(images)]
+        predicted = source.argmax(dim=1), adapted.argmax(dim=1)
+        self._add(source, adapted, predicted[0] == again.argmax(dim=1), predicted[1] == beside.argmax(dim=1))
+        if self._anchors is not None and self.looks % _ANCHOR_EVERY == 0:
+            self._ask_anchors(state)
+        self.looks += 1
+
+    def _add(self, source: Tensor, adapted: Tensor, source_firm: Tensor, adapted_firm: Tensor) -> None:
+        longest = self.settings.window
+        fresh = {"source_logits": at_least_float32(source), "adapted_logits": at_least_float32(adapted)}
+        fresh |= {"source_firm": source_firm, "adapted_firm": adapted_firm}
+        for name, value in fresh.items():
+            before = getattr(self, name)
+            joined = value.detach() if before is None else torch.cat([before, value.detach().to(before)])
+            setattr(self, name, joined[-longest:].clone())
+        self._found = None
+
+    def _ask_anchors(self, state: ModelState) -> None:
+        images, labels, source_right = self._anchors  # type: ignore[misc]
+        right = int((state.method.predict(images).argmax(dim=1) == labels).sum())
+        self.anchor = min(1.0, self.home.accuracy + (right - source_right) / len(labels))
+        self.credit -= len(labels)
+
+    @property
+    def rows(self) -> int:
+        """How many images the window has."""
+        return 0 if self.source_logits is None else len(self.source_logits)
+
+    def clear(self) -> None:
+        """Forget the window: the model was replaced."""
+        self.source_logits = self.adapted_logits = self.source_firm = self.adapted_firm = self._found = None
+        self.anchor = 1.0
+
+    def accuracies(self, rows: int | None = None) -> Accuracies:
+        """Return both estimated accuracies over the window, or over its last rows."""
+        window = Window(self.source_logits, self.adapted_logits, self.source_firm, self.adapted_firm)  # type: ignore[arg-type]
+        if rows is not None:
+            return accuracies(window.last(rows), self.home.signals(), self.anchor)
+        if self._found is None:
+            self._found = accuracies(window, self.home.signals(), self.anchor)
+        return self._found
+
+    def estimate(self) -> Estimate:
+        """Estimate accuracy now."""
+        if self.rows < _FEWEST:
+            reason = f"{self.rows} images were looked at; at least {_FEWEST} are needed"
+            return Estimate(None, None, None, None, self.rows, None, UNSURE, reason)
+        found = self.accuracies()
+        verdict, reason = self._verdict(found)
+        if not self.home.known:
+            reason += "; no percentage without labelled source data (calibrate=)"
+            return Estimate(None, None, None, None, self.rows, None, verdict, reason)
+        lower, higher = sorted((found.adapted, found.source))
+        shown = min(lower, found.agreement)  # the worse model is right at most about where both agree
+        accuracy, source = (shown, higher) if found.difference < 0 else (higher, shown)
+        low, high = self._interval(accuracy)
+        return Estimate(accuracy, low, high, source, self.rows, accuracy - source, verdict, reason)
+
+    def _verdict(self, found: Accuracies) -> tuple[str, str]:
+        points = f"an estimated difference of {100 * found.difference:+.1f} points over {self.rows} images"
+        if abs(found.difference) < self.settings.margin:
+            return UNSURE, f"{points} is too small to tell"
+        return (BETTER if found.difference > 0 else WORSE), points
+
+    def _interval(self, accuracy: float) -> tuple[float, float]:
+        """Return the 90 % interval: conformal in probits, wider where fewer images were seen than in calibration."""
+        middle = bounded_probit(accuracy, self.rows)
+        width = self.home.error * max(1.0, (self.home.window / self.rows) ** 0.5)
+        return share_of(middle - width), share_of(middle + width)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Set everything to a copy of `state`."""
+        super().restore(state)
+        self._found = None
+
+    def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
+        """Move the source network and the anchors, too."""
+        self._source._apply(transfer)  # type: ignore[no-untyped-call]
+        super().move(transfer)
+        if self._anchors is not None:
+            images, labels, right = self._anchors
+            images = transfer(images)
+            self._anchors = images, labels.to(images.device), right
+        self._found = None
