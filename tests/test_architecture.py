@@ -23,7 +23,6 @@ LAYERS = [
     {"methods"},
     {"estimate", "snapshot"},
     {"guard"},
-    {"auto"},
     {"model"},
     {"streams", "data", "backbones", "testing"},
     {"training", "runs"},

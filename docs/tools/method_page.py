@@ -20,7 +20,7 @@ __all__ = ["method_page", "methods_page"]
 Kind = type[Method[Any]]
 
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "Automatic choice": ("Choose statistics, method and learning rate from the stream.", ("auto",)),
+    "Default": ("One set of settings for all streams ([soft DPL](dpl-soft.md)).", ("dpl_soft",)),
     "No training": (
         "No gradient step; they change statistics, templates or predictions.",
         ("source", "norm", "t3a", "lame"),
@@ -62,7 +62,7 @@ _NORMS = {
     "batch": "of each batch (`batch`)",
     "track": "of each batch; they also update the running statistics (`track`)",
     "renorm": "moving averages over the stream (`renorm`)",
-    "auto": "chosen from the stream (`auto`)",
+    "auto": "a share by the effective batch size (`auto`)",
 }
 _NO_RUN = {
     "swr_nsp": "no public code exists; written from the paper",

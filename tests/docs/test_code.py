@@ -140,7 +140,7 @@ def test_readme_mentions_every_command() -> None:
 
 NAMING_SETTINGS = [
     *("index", "getting-started", "choosing-a-method", "networks-howto", "saving", "performance", "troubleshooting"),
-    *("how-dpl-works", "dpl", "auto", "internals/speed"),
+    *("how-dpl-works", "dpl", "dpl-soft", "internals/speed"),
 ]
 
 

@@ -99,8 +99,6 @@ def test_networks_and_statistics_that_mix_samples_are_recognised() -> None:
     plain = Network(network())
     plain.confirm(IMAGES)
     assert plain.samples_are_independent
-    for rule in (BatchStatistics(), BlendedStatistics(0.1), AutoBlend(0.1)):
+    for rule in (BatchStatistics(), BlendedStatistics(0.1), AutoBlend()):
         with plain.norm.using(rule):
             assert not plain.samples_are_independent
-    with plain.norm.using(AutoBlend(0.0)):
-        assert plain.samples_are_independent

@@ -27,8 +27,8 @@ def test_a_call_predicts_and_adapts_and_reset_returns_to_the_source() -> None:
     assert torch.equal(model.predict(images()), network()(images()))
 
 
-def test_the_default_method_is_auto() -> None:
-    assert dpl.adapt(network()).method.info.name == "auto"
+def test_the_default_method_is_soft_dpl() -> None:
+    assert dpl.adapt(network()).method.info.name == "dpl_soft"
 
 
 def test_output_is_from_before_or_after_the_update() -> None:

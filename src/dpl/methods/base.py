@@ -18,11 +18,11 @@ from dpl.core.errors import SettingError
 from dpl.core.optimizer import NamedOptimizer
 from dpl.core.random import Random
 from dpl.core.state import Stateful
-from dpl.methods.parts.norm_choice import NormChoice
+from dpl.methods.parts.effective_batch import EffectiveBatch
 from dpl.methods.registry import MethodInfo
 from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass, StreamRule
-from dpl.network.norm import AutoBlend, has_statistics, parse_norm
+from dpl.network.norm import AutoBlend, parse_norm
 
 __all__ = ["Fact", "GradientMethod", "Method", "Objective", "Source", "Term"]
 
@@ -67,10 +67,10 @@ class Method(Stateful, Generic[S]):
         self.network, self.settings = network, settings
         self.facts: dict[str, Fact] = {}
         self.random = Random(settings.seed, network.device)
-        self.norm_choice: NormChoice | None = None
-        network.norm.rule = rule = parse_norm(settings.norm)
-        if isinstance(rule, AutoBlend) and has_statistics(network.module):
-            self.declare_part("norm_choice", NormChoice(network, rule))
+        self.effective_batch: EffectiveBatch | None = None
+        network.norm.rule = rule = parse_norm(settings.norm, settings.norm_prior)
+        if isinstance(rule, AutoBlend):
+            self.declare_part("effective_batch", EffectiveBatch(rule, network.device))
         if isinstance(rule, StreamRule):
             rule.attach(network.module, self.random)
             self.declare_part("norm_rule", rule)
@@ -103,15 +103,15 @@ class Method(Stateful, Generic[S]):
             reason = f"a batch of {len(images)} is below the method's minimum of {self.info.min_batch}"
             self.facts = {"updated": False, "reason": reason}
             return self.predict(images).detach()
-        if self.norm_choice is not None:
-            self.norm_choice.look(images)
+        if self.effective_batch is not None:
+            self.effective_batch.look(images)
         self.network.norm.adapting = True
         try:
             logits = self.step(images).detach()
         finally:
             self.network.norm.adapting = False
-        if self.norm_choice is not None:
-            self.facts["norm"] = self.norm_choice.share
+        if self.effective_batch is not None:
+            self.facts["norm"] = self.effective_batch.rule.share(len(images))
         return logits
 
     def step(self, images: Tensor) -> Tensor:
