@@ -81,6 +81,7 @@ def _print(chosen: "Recommendation", as_json: bool) -> None:
     rows = [[part.part, percent(part.changed), percent(part.agreement), "yes" if part.matters else "no"]
             for part in chosen.parts]  # fmt: skip
     print_table(["part", "predictions changed by it", "as the source without it", "matters"], rows)
-    print(f"- {chosen.why[0]}")
+    for reason in chosen.why[:2]:
+        print(f"- {reason}")
     flags = "".join(f" --set {name}={value}" for name, value in chosen.settings.items())
     print(f"by hand: {chosen.call}\n     or: dpl adapt --method {chosen.method}{flags} ...")

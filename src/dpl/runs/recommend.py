@@ -1,7 +1,7 @@
-"""Which parts of the default method matter for a set of images?
+"""Is the default method better than the source model on a set of images, and which of its parts matter?
 
-Without labels nobody knows which prediction is right. What can be counted is how many predictions a part changes: one
-that changes none costs time for nothing.
+The first is asked of `model.estimate()`. For the second, predictions are counted: a part that changes none costs time
+for nothing.
 """
 
 from collections.abc import Iterable
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dpl.core.errors import DataError
+from dpl.estimate import Estimate
+from dpl.estimate.result import WORSE
 from dpl.methods.base import Source
 from dpl.model.adaptive import DEFAULT_METHOD, AdaptiveModel, adapt
 
@@ -43,27 +45,34 @@ class PartResult:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The default method with the parts that matter, as `dpl.adapt` takes it."""
+    """The default method with the parts that matter, or the source model, as `dpl.adapt` takes it."""
 
     images: int
     agreement: float  # share of the default method's predictions that are the source model's
     parts: list[PartResult]
-    method: str = DEFAULT_METHOD
+    estimate: Estimate  # of the default method
+
+    @property
+    def method(self) -> str:
+        """The default method, unless the source model is estimated to be better."""
+        return "source" if self.estimate.verdict == WORSE else DEFAULT_METHOD
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that leave out what does not matter."""
+        if self.method == "source":
+            return {}
         return {name: value for part in self.parts if not part.matters for name, value in part.without.items()}
 
     @property
     def why(self) -> list[str]:
         """The reasons, as sentences."""
-        head = f"{self.method} agrees with the source model on {self.agreement:.1%} of {self.images} images"
+        head = f"{DEFAULT_METHOD} agrees with the source model on {self.agreement:.1%} of {self.images} images"
         told = (
             f"{part.part}: {part.changed:.1%} of the predictions changed by it{'' if part.matters else '; left out'}"
             for part in self.parts
         )
-        return [head, *told]
+        return [f"estimate of {DEFAULT_METHOD}: {self.estimate}", head, *told]
 
     @property
     def call(self) -> str:
@@ -73,7 +82,7 @@ class Recommendation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return asdict(self) | {"settings": self.settings, "why": self.why, "call": self.call}
+        return asdict(self) | {"method": self.method, "settings": self.settings, "why": self.why, "call": self.call}
 
 
 def recommend(
@@ -83,17 +92,22 @@ def recommend(
     calibrate: Source | tuple[Tensor, Tensor] | None = None,
     classifier: str | None = None,
 ) -> Recommendation:
-    """Run the default method on batches of images, whole and without each part; `model` is not changed."""
-    common: dict[str, Any] = {"classifier": classifier, "calibrate": calibrate}
-    models = {"source": adapt(model, "source", **common), "whole": adapt(model, **common)}
-    models |= {part: adapt(model, **common, **without) for part, without in PARTS.items()}
+    """Run the default method on batches of images, whole and without each part; `model` is not changed.
+
+    Labelled source validation data (`calibrate`) make the estimate a percentage.
+    """
+    models = {
+        "source": adapt(model, "source", classifier=classifier),
+        "whole": adapt(model, classifier=classifier, calibrate=calibrate, estimate=True),
+    }
+    models |= {part: adapt(model, classifier=classifier, **without) for part, without in PARTS.items()}
     answers = _answers(models, batches)
     whole, source = answers["whole"], answers["source"]
     parts = [
         PartResult(part, without, _share(answers[part] != whole), _share(answers[part] == source))
         for part, without in PARTS.items()
     ]
-    return Recommendation(len(source), _share(whole == source), parts)
+    return Recommendation(len(source), _share(whole == source), parts, models["whole"].estimate())
 
 
 def _answers(models: dict[str, AdaptiveModel], batches: Iterable[Tensor]) -> dict[str, Tensor]:
