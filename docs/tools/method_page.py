@@ -38,6 +38,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "deyo",
             "come",
             "delta",
+            "poem",
             "roid",
             "cmf",
             "shot_im",
@@ -52,9 +53,13 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "Train towards the predictions of another network: a moving average of the model, or the source.",
         ("cotta", "rmt", "santa", "adacontrast"),
     ),
+    "Source statistics": (
+        "Bring the statistics of features back to those of the source.",
+        ("actmad",),
+    ),
     "Memory bank": (
         "Collect samples of the stream and train on them, or classify by them.",
-        ("note", "rotta", "petta", "tast", "tast_bn"),
+        ("note", "sotta", "rotta", "petta", "tast", "tast_bn"),
     ),
 }
 _NORMS = {
