@@ -20,7 +20,7 @@ __all__ = ["method_page", "methods_page"]
 Kind = type[Method[Any]]
 
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "Default": ("One set of settings for all streams ([soft DPL](dpl-soft.md)).", ("dpl_soft",)),
+    "Automatic choice": ("Choose statistics, method and learning rate from the stream.", ("auto",)),
     "No training": (
         "No gradient step; they change statistics, templates or predictions.",
         ("source", "norm", "t3a", "lame"),
@@ -38,7 +38,6 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "deyo",
             "come",
             "delta",
-            "poem",
             "roid",
             "cmf",
             "shot_im",
@@ -53,13 +52,9 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "Train towards the predictions of another network: a moving average of the model, or the source.",
         ("cotta", "rmt", "santa", "adacontrast"),
     ),
-    "Source statistics": (
-        "Bring the statistics of features back to those of the source.",
-        ("actmad",),
-    ),
     "Memory bank": (
         "Collect samples of the stream and train on them, or classify by them.",
-        ("note", "sotta", "rotta", "petta", "tast", "tast_bn"),
+        ("note", "rotta", "petta", "tast", "tast_bn"),
     ),
 }
 _NORMS = {
@@ -67,7 +62,7 @@ _NORMS = {
     "batch": "of each batch (`batch`)",
     "track": "of each batch; they also update the running statistics (`track`)",
     "renorm": "moving averages over the stream (`renorm`)",
-    "auto": "a share by the effective batch size (`auto`)",
+    "auto": "chosen from the stream (`auto`)",
 }
 _NO_RUN = {
     "swr_nsp": "no public code exists; written from the paper",
