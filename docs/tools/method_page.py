@@ -20,7 +20,7 @@ __all__ = ["method_page", "methods_page"]
 Kind = type[Method[Any]]
 
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "Automatic choice": ("Choose statistics, method and learning rate from the stream.", ("auto",)),
+    "Default": ("One set of settings for all streams ([soft DPL](dpl-soft.md)).", ("dpl_soft",)),
     "No training": (
         "No gradient step; they change statistics, templates or predictions.",
         ("source", "norm", "t3a", "lame"),
@@ -38,6 +38,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "deyo",
             "come",
             "delta",
+            "poem",
             "roid",
             "cmf",
             "shot_im",
@@ -52,9 +53,13 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "Train towards the predictions of another network: a moving average of the model, or the source.",
         ("cotta", "rmt", "santa", "adacontrast"),
     ),
+    "Source statistics": (
+        "Bring the statistics of features back to those of the source.",
+        ("actmad",),
+    ),
     "Memory bank": (
         "Collect samples of the stream and train on them, or classify by them.",
-        ("note", "rotta", "petta", "tast", "tast_bn"),
+        ("note", "sotta", "rotta", "petta", "tast", "tast_bn"),
     ),
 }
 _NORMS = {
@@ -62,7 +67,7 @@ _NORMS = {
     "batch": "of each batch (`batch`)",
     "track": "of each batch; they also update the running statistics (`track`)",
     "renorm": "moving averages over the stream (`renorm`)",
-    "auto": "chosen from the stream (`auto`)",
+    "auto": "a share by the effective batch size (`auto`)",
 }
 _NO_RUN = {
     "swr_nsp": "no public code exists; written from the paper",

@@ -7,9 +7,11 @@ import shutil
 import numpy as np
 import pytest
 import yaml
+from safetensors.torch import save_file
 
 from bench.tiny import everything_file, make_weights, write_yaml
-from data.make import make_cifar, make_cifar_c, make_class_folders, make_imagenet_c, make_pacs
+from data.make import make_cifar, make_cifar_c, make_class_folders, make_folder, make_imagenet_c, make_pacs
+from dpl.backbones import create
 from dpl.cli import main
 
 
@@ -197,3 +199,46 @@ def test_corrupt_refuses_wrong_values(tmp_path, capsys, arguments, message):
     assert main(["corrupt", str(tmp_path / "clean"), str(tmp_path / "c"), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"network": "debug_cmm"}, "debug_cmm"),
+        ({"network": "cifar_resnet32", "weights": "{data}/r20.safetensors"}, "r20.safetensors"),
+        ({"methods": ["eata"], "source": {"dataset": "folder", "domains": ["mine"]}}, "source: mine has 2 classes"),
+    ],
+)
+def test_a_dry_run_checks_network_weights_and_source_images(tiny, tmp_path, capsys, changes, message):
+    save_file(create("cifar_resnet20", num_classes=7).state_dict(), tmp_path / "data" / "r20.safetensors")
+    make_folder(tmp_path / "data")
+    write_yaml(tiny, yaml.safe_load(tiny.read_text()) | changes)
+    assert bench(tiny, tmp_path / "data", tmp_path / "out", "--dry-run") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert message in error
+    assert error.startswith("dpl bench: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_are_streamed_as_domains(tmp_path, capsys):
+    for number, domain in enumerate(("day", "night")):
+        make_class_folders(tmp_path / "data" / "cam" / domain, ("cat", "dog"), per_class=4, seed=number)
+    make_weights(tmp_path / "data" / "weights" / "mine.safetensors", 2)
+    content = {
+        "dataset": "folder", "domains": ["cam/day", "cam/night"], "protocol": "continual", "network": "debug_cnn",
+        "weights": "{weights}/mine.safetensors", "batch_size": 4, "methods": ["source", "tent"],
+        "transform": "square 32",
+    }  # fmt: skip
+    file = write_yaml(tmp_path / "own.yaml", content)
+    assert bench(file, tmp_path / "data", tmp_path / "out", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["method"], row["segment"], row["n"]) for row in rows] == [
+        (method, domain, 8) for method in ("source", "tent") for domain in ("cam/day", "cam/night")
+    ]
+    assert rows[0]["classes"] == ["cat", "dog"]
+    (tmp_path / "data" / "cam" / "night" / "dog").rename(tmp_path / "data" / "cam" / "night" / "cow")
+    assert bench(file, tmp_path / "data", tmp_path / "out", "--dry-run") == 2
+    assert "expected the same class folders in each" in capsys.readouterr().err
+    write_yaml(file, {key: value for key, value in content.items() if key != "domains"})
+    assert bench(file, tmp_path / "data", tmp_path / "out", "--dry-run") == 2
+    assert "folder needs domains" in capsys.readouterr().err

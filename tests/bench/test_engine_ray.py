@@ -157,11 +157,22 @@ def cut(path: Path, folder: Path) -> Path:
     return shorter
 
 
-def test_options_that_cannot_work_are_told(everything, tmp_path, capsys):
+def test_options_that_cannot_work_are_told():
     with pytest.raises(SettingError, match="--address auto"):
         RayOptions(address="ray://somewhere:10001")
     with pytest.raises(SettingError, match="cpus=0"):
         RayOptions(cpus=0)
+
+
+def test_a_command_that_ray_ends_says_that_finished_runs_are_kept():
+    """Ray ends the process of a node that died at once, without an exception."""
+    code = "import os, sys; from dpl.bench.ray import last_words\nwith last_words('kept'): {}"
+    for end, told in (("os._exit(1)", "dpl bench: kept\n"), ("pass", "")):
+        done = subprocess.run([sys.executable, "-c", code.format(end)], capture_output=True, text=True, check=False)
+        assert done.stderr == told
+
+
+def test_a_cluster_that_cannot_be_reached_is_told(everything, tmp_path, capsys):
     words = ["bench", str(grid_file(tmp_path)), "--data", str(everything), "--out", str(tmp_path / "out")]
     assert main([*words, "--engine", "ray", "--address", "127.0.0.1:1"]) == 2
     assert "no Ray cluster can be joined there" in capsys.readouterr().err

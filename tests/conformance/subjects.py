@@ -32,7 +32,7 @@ def source_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def settings_for(name: str, kind: str) -> dict[str, Any]:
     fields = get_method(name).settings_class.__dataclass_fields__
-    quick = {k: v for k, v in QUICK.get(name.removesuffix("+dpl"), {}).items() if k in fields}
+    quick = {k: v for k, v in QUICK.get(name.split("+")[0], {}).items() if k in fields}
     for key in ("confidence", "dpl_confidence"):
         if key in fields:
             quick[key] = 0.3

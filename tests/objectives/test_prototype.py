@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpl.core.errors import InputError, SettingError
 from dpl.memory import update_class_memory
-from dpl.objectives import adain, classes_present, dpl_o, dpl_star, prototype_regularization
+from dpl.objectives import adain, classes_present, dpl_o, dpl_soft, dpl_star, prototype_regularization
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -39,6 +39,18 @@ def slow_dpl_star(z: Tensor, w: Tensor, labels: list[int], tau: float) -> Tensor
     return total / max(len(present), 1)
 
 
+def slow_dpl_soft(z: Tensor, w: Tensor, shares: Tensor, tau: float) -> Tensor:
+    """Eq. 4 without labels, class by class and sample by sample."""
+    total, weights = torch.zeros((), dtype=z.dtype), torch.zeros((), dtype=z.dtype)
+    for k in range(len(w)):
+        everything = sum(torch.exp(cosine(w[k], z[i]) / tau) for i in range(len(z)))
+        own = sum(shares[i, k] * torch.exp(cosine(w[k], z[i]) / tau) for i in range(len(z)))
+        weight = min(torch.ones(()), sum(shares[i, k] for i in range(len(z))))
+        total = total - weight * torch.log(own / everything)
+        weights = weights + weight
+    return total / weights
+
+
 def slow_regularization(w: Tensor, memory: Tensor, tau: float) -> Tensor:
     """Eq. 6, class by class."""
     total = torch.zeros((), dtype=w.dtype)
@@ -65,6 +77,38 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, list[int], float]:
 def test_equals_its_equation(fast, slow, batch) -> None:
     z, w, labels, tau = batch
     assert abs(fast(z, w, torch.tensor(labels), tau) - slow(z, w, labels, tau)) < 1e-10
+
+
+@given(batch=batches(), scale=st.sampled_from([0.1, 1.0, 8.0]))
+@settings(max_examples=60, deadline=None)
+def test_soft_dpl_equals_its_equation(batch, scale: float) -> None:
+    z, w, _, tau = batch
+    shares = (scale * z @ w.T).softmax(dim=1)
+    assert abs(dpl_soft(z, w, shares, tau) - slow_dpl_soft(z, w, shares, tau)) < 1e-10
+
+
+@given(batch=batches())
+@settings(max_examples=60, deadline=None)
+def test_soft_dpl_with_one_hot_responsibilities_is_dpl_star_over_the_same_samples(batch) -> None:
+    z, w, labels, tau = batch
+    confident = torch.tensor(labels)[torch.tensor(labels) >= 0]
+    if len(confident) == 0:
+        return
+    z = z[torch.tensor(labels) >= 0].requires_grad_()
+    one_hot = torch.nn.functional.one_hot(confident, len(w)).to(z.dtype)
+    soft, star = dpl_soft(z, w, one_hot, tau), dpl_star(z, w, confident, tau)
+    assert abs(soft - star) < 1e-10
+    (of_soft,), (of_star,) = torch.autograd.grad(soft, z), torch.autograd.grad(star, z)
+    assert torch.allclose(of_soft, of_star, atol=1e-10)
+
+
+def test_soft_dpl_of_one_sample_has_no_gradient_and_wrong_shapes_are_refused() -> None:
+    z, w = torch.randn(1, 4, requires_grad=True), torch.randn(3, 4)
+    dpl_soft(z, w, (z @ w.T).softmax(dim=1).detach(), 0.1).backward()
+    assert z.grad is not None
+    assert not z.grad.any()
+    with pytest.raises(InputError, match=r"responsibilities has shape \(3, 1\)"):
+        dpl_soft(z, w, torch.ones(3, 1), 0.1)
 
 
 @given(batch=batches())

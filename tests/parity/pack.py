@@ -1,5 +1,6 @@
 """Pack full traces into small files: python tests/parity/pack.py FULL_TRACES_FOLDER."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from parity.tiny import DATA, project
 
 KEPT = ("logits", "loss", "meta")
+LEFT_OUT = re.compile(r"init/(mean|var)/(?!layer4)")  # ActMAD's statistics of every place, but for the last stage
 
 
 def pack_trace(path: Path) -> dict[str, np.ndarray]:
@@ -17,6 +19,8 @@ def pack_trace(path: Path) -> dict[str, np.ndarray]:
     with np.load(path, allow_pickle=False) as full:
         for key in full.files:
             kind, _, name = key.partition("/")
+            if LEFT_OUT.match(key):
+                continue
             if kind in ("state1", "final") and full[key].dtype.kind == "f":
                 packed[key] = project(name, full[key])
             elif kind in (*KEPT, "init", "batch", "final", "state1"):

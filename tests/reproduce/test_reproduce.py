@@ -144,7 +144,7 @@ def test_without_some_weights_the_other_domains_are_shown(place, tmp_path, capsy
     assert call(place, "table1", tmp_path / "out", config=str(tmp_path / "tiny.yaml")) == 0
     found = entry(tmp_path / "out", "table1", "tent", "pacs")["measured"]
     assert (found["parts"], found["seeds"]) == (2, [0])
-    assert "art_painting seed 0, art_painting seed 1, cartoon seed 0" in capsys.readouterr().out
+    assert "art_painting seed 0, cartoon seed 0, art_painting seed 1" in capsys.readouterr().out
 
 
 def test_weights_of_another_split_cost_their_own_cells_alone(place, tmp_path, capsys):

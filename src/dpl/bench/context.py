@@ -3,7 +3,7 @@
 import json
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from dpl.backbones import create, keep_classes
-from dpl.bench.images import StreamedDomain, part_of
+from dpl.bench.images import FOLDER, StreamedDomain, check_classes, part_of
 from dpl.bench.unit import SourceData, Unit
 from dpl.core.errors import DataError
 from dpl.data import Benchmark, DataWarning, ImageSet, batches, open_benchmark, open_folder
+from dpl.data.folders import shorten
 from dpl.data.imagenet_variants import IMAGENET_VARIANTS
 from dpl.data.sets import joined
 from dpl.data.transforms import make_transform
@@ -110,17 +111,30 @@ class BenchContext:
                 del self._open[next(iter(self._open))]
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                benchmark = open_benchmark(name, self.data, **options)
+                folders = name == FOLDER
+                benchmark = self._folders(**options) if folders else open_benchmark(name, self.data, **options)
             notes = tuple(str(w.message) for w in caught if issubclass(w.category, DataWarning))
             self._open[key] = OpenedDataset(benchmark, notes)
         return self._open[key]
 
+    def _folders(self, domains: Sequence[str]) -> Benchmark:
+        """Open folders below the data folder as domains; all have the same classes."""
+        sets = {path: open_folder(self.data / path) for path in domains}
+        first = next(iter(sets.values()))
+        for path, image_set in sets.items():
+            if image_set.classes != first.classes:
+                raise DataError(
+                    f"{self.data / path}: its classes ({shorten(image_set.classes)}) are not those of "
+                    f"{self.data / domains[0]} ({shorten(first.classes)}); expected the same class folders in each"
+                )
+        return Benchmark(FOLDER, sets, first.classes)
+
     def open_source(self, source: SourceData) -> Benchmark:
         """Open the data set that source images come from."""
-        if source.dataset == "folder":
-            sets = {path: open_folder(self.data / path) for path in source.domains}
-            return Benchmark("folder", sets, next(iter(sets.values())).classes)
-        return self.open(source.dataset, **({} if source.split is None else {"split": source.split})).benchmark
+        options = {} if source.split is None else {"split": source.split}
+        return self.open(
+            source.dataset, **({"domains": source.domains} if source.dataset == FOLDER else options)
+        ).benchmark
 
     def file(self, digest: str) -> Path:
         """Return the file with this content."""
@@ -150,9 +164,7 @@ class BenchContext:
 
     def _prepare(self, unit: Unit, parts: list[StreamedDomain]) -> PreparedModel:
         torch.manual_seed(unit.seed)
-        options = {option: self.file(digest) for option, digest in unit.files.items()}
-        outputs = self.open(unit.dataset, **options).benchmark.outputs if unit.dataset in IMAGENET_VARIANTS else None
-        network = self._source_network(unit, len(parts[0].images.classes), outputs)
+        network = self.source_network(unit, len(parts[0].images.classes))
         source = None if unit.source is None else self._source(unit, unit.source, parts)
         settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in unit.settings.items()}
         start = time.perf_counter()
@@ -160,8 +172,10 @@ class BenchContext:
         used = "none" if source is None else f"{len(source.images):,} images of {source.images.name}"
         return PreparedModel(model, time.perf_counter() - start, used)
 
-    def _source_network(self, unit: Unit, classes: int, outputs: tuple[int, ...] | None) -> nn.Module:
+    def source_network(self, unit: Unit, classes: int) -> nn.Module:
         """Return the network with its source weights and the wanted outputs, in the fastest layout of convolutions."""
+        options = {option: self.file(digest) for option, digest in unit.files.items()}
+        outputs = self.open(unit.dataset, **options).benchmark.outputs if unit.dataset in IMAGENET_VARIANTS else None
         key = f"{unit.network} {unit.weights} {classes} {outputs}"
         if self._network is None or self._network[0] != key:
             known = classes if outputs is None else None  # as published
@@ -188,16 +202,7 @@ class BenchContext:
                     "another data set as source"
                 )
             sets.append(whole.subset(positions))
-        _check_classes(sets, parts[0].images)
+        check_classes(sets, parts[0].images)
         return SourceBatches(
             joined(sets), source.transform or unit.transform, source.batch_size, unit.seed, self.workers, self.device
         )
-
-
-def _check_classes(sets: list[ImageSet], streamed: ImageSet) -> None:
-    for image_set in sets:
-        if len(image_set.classes) != len(streamed.classes):
-            raise DataError(
-                f"source: {image_set.name} has {len(image_set.classes)} classes, {streamed.name} has "
-                f"{len(streamed.classes)}; source images need the classes of the network"
-            )

@@ -22,11 +22,12 @@ from dpl.bench.store import Store
 from dpl.bench.unit import Unit
 from dpl.core.allocator import keep_freed_memory
 from dpl.core.errors import DplError
+from dpl.core.settings import Checked, setting
 from dpl.runs.online import OnlineResult
 
 __all__ = [
-    "OnProgress", "UnitFailure", "UnitProgress", "failures", "finished", "pending_units", "record_result", "run_cells",
-    "run_in_processes", "try_unit",
+    "ClusterOptions", "OnProgress", "UnitFailure", "UnitProgress", "failures", "finished", "pending_units",
+    "record_result", "run_cells", "run_in_processes", "try_unit",
 ]  # fmt: skip
 
 _PAUSE = 0.5  # seconds between two checks of what other processes do
@@ -53,6 +54,16 @@ class UnitFailure:
 
 
 OnProgress = Callable[[UnitProgress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(Checked):
+    """What a run asks of a cluster."""
+
+    cpus: float = setting(1.0, "cores of a run", low=0.01)
+    gpus: float | None = setting(None, "GPUs of a run, or a fraction; None: the engine's default", low=0)
+    memory_gb: float | None = setting(None, "memory of a run; None: not counted, or the cluster's default", low=0)
+    retries: int = setting(3, "how often a run is retried whose process or node died", low=0)
 
 
 def run_cells(

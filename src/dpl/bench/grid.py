@@ -1,20 +1,21 @@
-"""From an experiment file to cells: every method on every stream with every seed."""
+"""From an experiment file to cells: every method on every stream with every seed, and the weights that belong to it."""
 
 import dataclasses
+import json
+import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, known_domains
+from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, FOLDER, known_domains
 from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections, within
 from dpl.bench.selection import Candidate, Cell, candidates
 from dpl.bench.unit import SourceData, Unit, method_kind, resolved_settings
-from dpl.bench.weights import check_training, fill_pattern
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.files import file_sha256
 from dpl.data.facts import CORRUPTIONS
-from dpl.data.sets import choose_domains
+from dpl.data.sets import choose_domains, normalise_name
 from dpl.streams import PROTOCOLS
 
 __all__ = ["ExperimentGrid", "FileLocations", "read_grid", "section_cells"]
@@ -28,7 +29,6 @@ class FileLocations:
     weights: Path
     config: Path
     files: dict[str, Path] = field(default_factory=dict)
-    checked: set[object] = field(default_factory=set)
     _digests: dict[Path, str] = field(default_factory=dict)
 
     def digest(self, path: Path) -> str:
@@ -70,6 +70,13 @@ class _Stream:
     severities: tuple[int, ...] = ()
     target: str = ""
     source: str | None = None
+    weights: str = ""
+    """Checksum of the network's source weights."""
+
+    @property
+    def title(self) -> str:
+        """A short name for people."""
+        return f"{f'{self.source}->' if self.source else ''}{self.target} seed {self.seed}"
 
 
 def read_grid(
@@ -83,16 +90,25 @@ def read_grid(
     return ExperimentGrid(title, tuple(bounded), tuple(cells), locations.files)
 
 
-def section_cells(section: Section, locations: FileLocations) -> list[Cell]:
-    """Return the cells of one section: each method with each seed on each stream."""
+def section_cells(
+    section: Section, locations: FileLocations, lacking: dict[str, DataError] | None = None
+) -> list[Cell]:
+    """Return the cells of one section: each method with each seed on each stream.
+
+    With `lacking`, a stream without its source weights is noted there, and the others are returned.
+    """
     with within(section.name):
         _check_section(section)
-        return [
-            _cell(section, entry, stream, locations)
-            for entry in section.methods
-            for seed in section.seeds
-            for stream in _streams(section, seed)
-        ]
+        streams = []
+        for stream in (stream for seed in section.seeds for stream in _streams(section, seed)):
+            try:
+                path = _weights(section, stream, locations)
+                streams.append(replace(stream, weights=locations.digest(path)))
+            except DataError as error:
+                if lacking is None:
+                    raise
+                lacking[stream.title] = error
+        return [_cell(section, entry, stream, locations) for entry in section.methods for stream in streams]
 
 
 def _check_section(section: Section) -> None:
@@ -102,6 +118,8 @@ def _check_section(section: Section) -> None:
     conflicts = [
         (by_domain and section.dataset not in DOMAINS,
          f"protocol {section.protocol}: needs a data set of domains, {section.dataset} is not"),
+        (section.dataset == FOLDER and not section.domains,
+         "dataset: folder needs domains: [path below the data folder]"),
         (section.selection and not by_domain,
          "selection: needs source domains, so protocol: leave_one_domain_out or single_source"),
         (section.oracle and not section.selection, "oracle: has no effect without selection"),
@@ -141,7 +159,7 @@ def _streams(section: Section, seed: int) -> Iterator[_Stream]:
         yield from _domain_streams(section, seed)
         return
     corrupted = section.corrupt is not None or section.dataset in CORRUPTED
-    known = known_domains(section.dataset, corrupted)
+    known = (section.domains or ()) if section.dataset == FOLDER else known_domains(section.dataset, corrupted)
     usual = CORRUPTIONS if corrupted else known
     names = tuple(usual if section.domains is None else _choose_in_order(section.dataset, section.domains, known))
     severities = section.severities if corrupted else ()
@@ -226,7 +244,7 @@ def _unit(
         batch_size=entry.batch_size or section.batch_size,
         seed=stream.seed,
         network=section.network,
-        weights=locations.digest(_weights(section, stream, locations)),
+        weights=stream.weights,
         trained_on=stream.trained_on,
         method=entry.method,
         settings=resolved_settings(entry.method, settings),
@@ -240,15 +258,42 @@ def _weights(section: Section, stream: _Stream, locations: FileLocations) -> Pat
         "weights": locations.weights, "data": locations.data, "dataset": section.dataset, "network": section.network,
         "target": stream.target, "source": stream.source or "", "seed": stream.seed,
     }  # fmt: skip
-    path = fill_pattern(section.weights, words)
-    if stream.trained_on and (path, stream) not in locations.checked:
-        left_out = stream.target if section.protocol == LEAVE_ONE_OUT else None
-        # the split matters where held-out or training images are used by it
-        split_seed = stream.seed if section.protocol == LEAVE_ONE_OUT or section.selection else None
-        trained_on = {"dataset": section.dataset, "target": left_out, "source": stream.source}
-        check_training(path, network=section.network, trained_on=trained_on, trial_seed=split_seed)
-        locations.checked.add((path, stream))
+    for _, name, _, _ in string.Formatter().parse(section.weights):
+        if name is not None and name not in words:
+            raise SettingError(f"weights: unknown word {{{name}}}. {did_you_mean(name, words)}")
+    path = Path(section.weights.format_map(words))
+    if not path.is_file():
+        raise DataError(f"no source weights at {path}; `dpl train` makes them, --weights names their folder")
+    if stream.trained_on:
+        _check_training(path, section, stream)
     return path
+
+
+def _check_training(weights: Path, section: Section, stream: _Stream) -> None:
+    """Compare with the `train.json` that `dpl train` leaves beside its weights; weights from elsewhere pass.
+
+    A model trained on the target, or whose held-out images were others, would give figures that are worth nothing.
+    """
+    path = weights.parent / "train.json"
+    if not path.is_file():
+        return
+    target = stream.target if section.protocol == LEAVE_ONE_OUT else None
+    wanted: dict[str, Any] = {
+        "network": section.network, "dataset": section.dataset, "target": target, "source": stream.source,
+    }  # fmt: skip
+    if section.protocol == LEAVE_ONE_OUT or section.selection:  # held-out or training images are used by the split
+        wanted["trial_seed"] = stream.seed
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        found = {key: settings[key] for key in wanted}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: damaged ({error}); train the source model again") from error
+    for key, value in wanted.items():
+        if normalise_name(str(found[key])) != normalise_name(str(value)):
+            raise DataError(
+                f"{weights} was trained with {key}={found[key]!r}; this experiment needs {key}={value!r}. Train it "
+                "so, or change the experiment"
+            )
 
 
 def _source(section: Section, entry: MethodEntry, stream: _Stream) -> SourceData | None:

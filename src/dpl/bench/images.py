@@ -24,9 +24,12 @@ __all__ = [
     "CLEAN",
     "CORRUPTED",
     "DOMAINS",
+    "FOLDER",
     "Streamed",
     "StreamedDomain",
+    "check_classes",
     "check_data",
+    "check_networks",
     "known_domains",
     "open_outliers",
     "open_parts",
@@ -44,6 +47,7 @@ DOMAINS = {
     "terra_incognita": tuple(DOMAIN_FOLDERS["terraincognita"].counts),
     "domainnet126": tuple(DOMAINNET126_COUNTS),
 }
+FOLDER = "folder"  # images in class folders; its domains are paths below the data folder
 CORRUPTED = ("cifar10_c", "cifar100_c", "imagenet_c")
 CLEAN = {"cifar10": "test", "cifar100": "test", "imagenet": "val"} | dict.fromkeys(
     ("cifar10_1", *IMAGENET_VARIANTS), "test"
@@ -117,6 +121,8 @@ def _domain(
     options: dict[str, Any] = {option: context.file(digest) for option, digest in unit.files.items()}
     if unit.dataset in CORRUPTED:
         options |= {"domains": (name,), "severity": severity}
+    elif unit.dataset == FOLDER:
+        options["domains"] = unit.domains
     benchmark, notes = context.open(unit.dataset, **options)
     image_set = benchmark[CLEAN.get(unit.dataset, name)]
     return image_set, list(benchmark.domains).index(name) if unit.dataset in DOMAINS else 0, notes
@@ -200,14 +206,37 @@ def check_data(units: Iterable[Unit], context: "BenchContext") -> list[str]:
 
     Returns in what the data differ from the published ones.
     """
-    wanted = {
-        (unit.dataset, tuple(unit.files.items()), name, severity): unit
-        for unit in units
-        for severity in unit.severities or (None,)
-        for name in unit.domains
-    }
-    notes = [_domain(unit, context, name, severity)[2] for (_, _, name, severity), unit in wanted.items()]
-    sources = {unit.source.dataset: unit.source for unit in units if unit.source is not None}
-    for source in sources.values():
-        context.open_source(source)
-    return list(dict.fromkeys(note for some in notes for note in some))
+    notes: dict[str, None] = {}
+    seen: set[object] = set()
+    for unit in units:
+        for severity in unit.severities or (None,):
+            for name in unit.domains:
+                place = (unit.dataset, *unit.files.items(), name, severity, unit.source)
+                if place not in seen:
+                    seen.add(place)
+                    image_set, _, found = _domain(unit, context, name, severity)
+                    notes |= dict.fromkeys(found)
+                    if unit.source is not None:
+                        check_classes(context.open_source(unit.source).domains.values(), image_set)
+    return list(notes)
+
+
+def check_networks(units: Iterable[Unit], context: "BenchContext") -> None:
+    """Build every network with its weights once, so that one that does not fit is reported before the first run."""
+    seen: set[object] = set()
+    for unit in units:
+        image_set, _, _ = _domain(unit, context, unit.domains[0], next(iter(unit.severities), None))
+        needs = (unit.network, unit.weights, image_set.classes)
+        if needs not in seen:
+            seen.add(needs)
+            context.source_network(unit, len(image_set.classes))
+
+
+def check_classes(sets: Iterable[ImageSet], streamed: ImageSet) -> None:
+    """Refuse source images of another number of classes than the stream's."""
+    for image_set in sets:
+        if len(image_set.classes) != len(streamed.classes):
+            raise DataError(
+                f"source: {image_set.name} has {len(image_set.classes)} classes, {streamed.name} has "
+                f"{len(streamed.classes)}; source images need the classes of the network"
+            )

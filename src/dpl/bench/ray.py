@@ -8,6 +8,8 @@ import math
 import os
 import platform
 import socket
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,7 @@ import torch
 
 from dpl import __version__
 from dpl.bench.context import BenchContext
-from dpl.bench.engine import OnProgress, UnitFailure, failures, pending_units, record_result, try_unit
+from dpl.bench.engine import ClusterOptions, OnProgress, UnitFailure, failures, pending_units, record_result, try_unit
 from dpl.bench.run import Outcome
 from dpl.bench.selection import Cell
 from dpl.bench.store import Store
@@ -27,25 +29,22 @@ from dpl.bench.unit import Unit
 from dpl.core.allocator import keep_freed_memory
 from dpl.core.errors import DplError, SettingError
 from dpl.core.extras import optional
-from dpl.core.settings import Checked, setting
+from dpl.core.settings import setting
 
-__all__ = ["RayOptions", "run_on_ray"]
+__all__ = ["RayOptions", "last_words", "run_on_ray"]
 
 _PAUSE = 0.25  # seconds between two checks of the tasks
 _TIMEOUT = 10.0  # seconds in which a cluster's head must accept a connection
 _AHEAD = 8  # units that are submitted beyond what the cluster can run at once
 _MOST_SUBMITTED = 512  # each submitted unit holds one open file, its claim
+_LOST = "the node of this command left the Ray cluster; finished runs are kept. Run the same command again to go on"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayOptions(Checked):
-    """What a unit needs, and where Ray is."""
+class RayOptions(ClusterOptions):
+    """What a run asks of a Ray cluster, and where that is; without `gpus`, one if the cluster has any."""
 
     address: str | None = setting(None, "of a running cluster, or auto; None: a new one for this run")
-    cpus: float = setting(1.0, "cores of a unit", low=0)
-    gpus: float | None = setting(None, "GPUs of a unit, or a fraction; None: one if the cluster has any", low=0)
-    memory: int | None = setting(None, "bytes of a unit; a node runs no more units than fit. None: not counted", low=1)
-    retries: int = setting(3, "how often a unit is retried if its process or node died, or reading failed", low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,8 +53,6 @@ class RayOptions(Checked):
                 f"address={self.address!r}: Ray's client has no node that sees the data; run this command on a node of "
                 "the cluster, with --address auto"
             )
-        if self.cpus == 0:
-            raise SettingError("cpus=0: expected a number above 0")
 
 
 def run_on_ray(
@@ -66,7 +63,7 @@ def run_on_ray(
     options = options or RayOptions()
     ray = optional("ray", "ray")
     begun = time.time()
-    with ExitStack() as claims, _connected(ray, options) as ours:
+    with last_words(_LOST), ExitStack() as claims, _connected(ray, options) as ours:
         driver = _Driver(ray, cells, store, options, on_progress, begun, claims)
         try:
             driver.run(context)
@@ -74,6 +71,19 @@ def run_on_ray(
             if not ours:  # tasks end with their connection, but this one stays
                 driver.cancel()
     return failures(cells, store, begun)
+
+
+@contextmanager
+def last_words(message: str) -> Iterator[None]:
+    """Print a message if this process ends inside the block at once, as Ray ends it when its node dies."""
+    code = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code, f"dpl bench: {message}"], stdin=subprocess.PIPE, start_new_session=True
+    ) as witness:
+        try:
+            yield
+        finally:
+            witness.communicate(b"unwound")
 
 
 @contextmanager
@@ -149,7 +159,8 @@ class _Driver:
         if gpus is None:
             gpus = 1.0 if self.ray.cluster_resources().get("GPU", 0) else 0.0
         shared = self.ray.put(replace(context.absolute(), device="cuda" if gpus else "cpu"))
-        needs = {"num_cpus": self.options.cpus, "num_gpus": gpus, "memory": self.options.memory}
+        memory = None if self.options.memory_gb is None else int(self.options.memory_gb * 10**9)
+        needs = {"num_cpus": self.options.cpus, "num_gpus": gpus, "memory": memory}
         task = self.ray.remote(**needs, max_retries=self.options.retries, retry_exceptions=[OSError])(_run_unit)
         return task, (shared, shared.hex(), max(1, int(self.options.cpus)), __version__)
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS
+from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, FOLDER
 from dpl.bench.selection import PAPER_GRID
 from dpl.bench.unit import SourceData
 from dpl.core.errors import DataError, SettingError, did_you_mean
@@ -30,6 +31,8 @@ _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
 SettingGrid = Mapping[str, tuple[Any, ...]]
 """Settings with the values to choose from."""
+Reader = Callable[[str, Any], Any]
+"""Takes a key and what a file says, and returns the value of the field."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class Section(Checked):
     """One grid of a file: every method on every stream with every seed."""
 
     name: str = setting(MISSING, "title of the section's table; by default the data set")
-    dataset: str = setting(MISSING, "name of the data set")
+    dataset: str = setting(MISSING, "name of the data set, or folder: class folders at the paths of `domains`")
     protocol: str = setting(MISSING, "what is streamed, in which order, and when the model is reset")
     network: str = setting(MISSING, "name of the network")
     weights: str = setting(MISSING, "file of the source weights; {dataset}, {target}, {seed} ... are filled in")
@@ -158,7 +161,7 @@ def _section(values: dict[str, Any]) -> Section:
     if missing := [f.name for f in fields if f.default is f.default_factory is MISSING and f.name not in given]:
         raise SettingError(f"{', '.join(missing)}: missing")
     with within(str(given["name"])):
-        return Section(**{key: _READERS[key](key, value) if key in _READERS else value for key, value in given.items()})
+        return Section(**_read(Section, given, _READERS))
 
 
 def _check_keys(values: Iterable[str], known: Iterable[str]) -> None:
@@ -167,13 +170,32 @@ def _check_keys(values: Iterable[str], known: Iterable[str]) -> None:
             raise SettingError(f"unknown key {key!r}. {did_you_mean(str(key), known)}")
 
 
-def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
+def _read(kind: type, values: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """Return values as the fields of a settings class have them: by a reader of their own, or by their type."""
+    types = get_type_hints(kind)
+    return {
+        key: readers[key](key, value) if key in readers else _typed(types[key], key, value)
+        for key, value in values.items()
+    }
+
+
+def _typed(kind: Any, key: str, value: Any) -> Any:
+    """Return a tuple for a list or a single entry, a float for a whole number, a text that is not empty."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    inner = next((get_args(part)[0] for part in kinds if get_origin(part) is tuple), None)
+    if inner is not None:
+        entries = value if isinstance(value, (list, tuple)) else [value]
+        if not entries:
+            raise SettingError(f"{key}: an empty list; leave the key out for the default")
+        return tuple(dict.fromkeys(_typed(inner, key, entry) for entry in entries))
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)  # 1 and 1.0 name the same results
+    if str in kinds and not (isinstance(value, str) and value):
         raise SettingError(f"{key}={value!r}: expected a name")
     return value
 
 
-def _one_of(*choices: str) -> Callable[[str, Any], str]:
+def _one_of(*choices: str) -> Reader:
     """Return a reader that takes a choice in any spelling: `Office-Home` for `office_home`."""
 
     def read(key: str, value: Any) -> str:
@@ -183,22 +205,6 @@ def _one_of(*choices: str) -> Callable[[str, Any], str]:
         return spelled[normalise_name(str(value))]
 
     return read
-
-
-def _several(key: str, value: Any) -> tuple[Any, ...]:
-    entries = value if isinstance(value, (list, tuple)) else [value]
-    if not entries:
-        raise SettingError(f"{key}: an empty list; leave the key out for the default")
-    return tuple(dict.fromkeys(entries))
-
-
-def _names(key: str, value: Any) -> tuple[str, ...]:
-    return tuple(_text(key, entry) for entry in _several(key, value))
-
-
-def _float(key: str, value: Any) -> Any:
-    """Return a whole number as a float: 1 and 1.0 name the same results."""
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _mapping(key: str, value: Any) -> dict[str, Any]:
@@ -215,20 +221,21 @@ def _corrupt(key: str, value: Any) -> Any:
 
 
 def _transform(key: str, value: Any) -> str:
-    make_transform(_text(key, value))
+    make_transform(_typed(str, key, value))
     return str(value)
 
 
 def _source(key: str, value: Any) -> str | dict[str, Any]:
     if value == "rest":
         return "rest"
+    known = [f.name for f in dataclasses.fields(SourceData)]
     if not isinstance(value, Mapping) or "dataset" not in value:
-        raise SettingError(f"{key}={value!r}: expected 'rest', or a mapping with {', '.join(_SOURCE_READERS)}")
+        raise SettingError(f"{key}={value!r}: expected 'rest', or a mapping with {', '.join(known)}")
     with within(key):
-        _check_keys(value, _SOURCE_READERS)
-        read = {name: _SOURCE_READERS[name](name, entry) for name, entry in value.items()}
+        _check_keys(value, known)
+        read = _read(SourceData, value, _SOURCE_READERS)
         SourceData(**read)  # checks the values; the batch size may still be the method's
-        if read["dataset"] == "folder" and not read.get("domains"):
+        if read["dataset"] == FOLDER and not read.get("domains"):
             raise SettingError("dataset: folder needs domains: [path below the data folder]")
     return read
 
@@ -268,36 +275,18 @@ def _method(label: str, entry: Any) -> MethodEntry:
 
 
 _OF_METHOD = ("method", "batch_size", "grid", "selection")
-_SOURCE_READERS: dict[str, Callable[[str, Any], Any]] = {
-    "dataset": _one_of(*DOMAINS, *CLEAN, "folder"),
-    "domains": _names,
+_SOURCE_READERS: dict[str, Reader] = {
+    "dataset": _one_of(*DOMAINS, *CLEAN, FOLDER),
     "part": _one_of("whole", "inside"),
-    "split": _one_of("train", "test"),
     "transform": _transform,
-    "batch_size": lambda key, value: value,
 }
-_READERS: dict[str, Callable[[str, Any], Any]] = {
-    "name": _text,
-    "dataset": _one_of(*DOMAINS, *CORRUPTED, *CLEAN),
+_READERS: dict[str, Reader] = {
+    "dataset": _one_of(*DOMAINS, *CORRUPTED, *CLEAN, FOLDER),
     "protocol": _one_of(LEAVE_ONE_OUT, SINGLE_SOURCE, *PROTOCOLS),
-    "network": _text,
-    "weights": _text,
     "methods": _methods,
     "corrupt": _corrupt,
-    "domains": _names,
-    "targets": _names,
-    "sources": _names,
-    "severities": _several,
-    "delta": _float,
-    "imbalance": _float,
-    "outlier_ratio": _float,
     "outliers": _one_of("noise", *DOMAINS, *CLEAN),
-    "stream_speed": _float,
-    "holdout": _float,
-    "images": _text,
-    "classes": _text,
     "transform": _transform,
-    "seeds": _several,
     "settings": _mapping,
     "source": _source,
     "selection": _selection,

@@ -8,20 +8,21 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dpl.bench.context import BenchContext
-from dpl.bench.engine import OnProgress, UnitProgress, failures, finished, pending_units, run_cells
+from dpl.bench.engine import ClusterOptions, OnProgress, UnitProgress, failures, finished, pending_units, run_cells
 from dpl.bench.selection import Cell
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit
 from dpl.core.allocator import keep_freed_memory
 from dpl.core.errors import DplError, SettingError
 from dpl.core.extras import optional
-from dpl.core.settings import Checked, setting
+from dpl.core.settings import setting
 
 __all__ = ["SlurmOptions", "run_on_slurm"]
 
@@ -30,15 +31,11 @@ _EXECUTORS = ("slurm", "local", "debug")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmOptions(Checked):
-    """How many jobs, and what each of them asks for."""
+class SlurmOptions(ClusterOptions):
+    """How many jobs, and what each of them asks for; `retries` is how often dead jobs are submitted again."""
 
     jobs: int = setting(1, "jobs that run at once", low=1)
-    cpus: int = setting(1, "cores of a job", low=1)
-    gpus: int = setting(0, "GPUs of a job", low=0)
-    memory_gb: float | None = setting(None, "memory of a job; None: the cluster's default", low=0)
     hours: float = setting(24.0, "time limit of a job; one that reaches it is queued again", low=0)
-    retries: int = setting(3, "how often jobs are submitted again for what dead ones left undone", low=0)
     executor: str = setting("slurm", "local runs the same jobs as processes of this machine", choices=_EXECUTORS)
     extra: dict[str, Any] = field(default_factory=dict)
     """Further parameters of submitit, such as `slurm_partition`."""
@@ -73,7 +70,7 @@ def run_on_slurm(
     folder = store.root.absolute() / "jobs"
     watch = _Watch(cells, store, begun, on_progress)
     placed = replace(context.absolute(), device="cuda" if asked.gpus else context.device)
-    job = _Job(list(cells), Store(store.root.absolute()), placed, asked.cpus, begun)
+    job = _Job(list(cells), Store(store.root.absolute()), placed, ceil(asked.cpus), begun)
     for _ in range(asked.retries + 1):
         count = min(asked.jobs, sum(len(pending_units(cell, store, begun)) for cell in cells))
         if count == 0:
@@ -90,8 +87,8 @@ def _executor(submitit: Any, folder: Path, options: SlurmOptions) -> Any:
     except RuntimeError as error:
         raise DplError(f"engine slurm: {error}; is this a machine from which jobs are submitted?") from error
     executor.update_parameters(
-        name="dpl-bench", timeout_min=max(1, round(60 * options.hours)), cpus_per_task=options.cpus,
-        gpus_per_node=options.gpus, tasks_per_node=1, nodes=1,
+        name="dpl-bench", timeout_min=max(1, round(60 * options.hours)), cpus_per_task=ceil(options.cpus),
+        gpus_per_node=ceil(options.gpus or 0), tasks_per_node=1, nodes=1,
     )  # fmt: skip
     if options.memory_gb is not None:
         executor.update_parameters(mem_gb=options.memory_gb)

@@ -10,7 +10,7 @@ from dpl.cli.models import check_counts
 from dpl.core.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
-    from dpl.bench import Cell, ExperimentGrid, MeasuredTable, Store
+    from dpl.bench import BenchContext, Cell, ExperimentGrid, MeasuredTable, Store
 
 __all__ = ["add_arguments", "run"]
 
@@ -35,17 +35,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run what is missing and print the tables."""
-    from dpl.bench import FileLocations, Store, read_grid
+    from dpl.bench import BenchContext, FileLocations, Store, read_grid
+    from dpl.bench.images import check_data, check_networks
 
     check_counts(args, "limit", "workers", "threads")
     places = FileLocations(args.data, args.weights or args.data / "weights", args.file.parent)
     grid = read_grid(args.file, places, limit=args.limit)
     cells = _chosen_cells(grid, args.only)
     store = Store(args.out)
+    context = BenchContext(args.data, grid.files, cache=args.cache or args.out / "cache", decoded=args.cache, workers=1)
+    units = [unit for cell in cells for unit in cell.units()]
+    for note in check_data(units, context):
+        warn(f"note: {note}")
+    check_networks(units, context)
     if args.dry_run:
         _print_plan(cells, store, args.json)
         return 0
-    failed = _run(args, grid, cells, store)
+    failed = _run(args, grid, cells, store, context)
     _print_results(grid, cells, store, failed, args.json)
     return 1 if failed else 0
 
@@ -74,20 +80,15 @@ def _values(cell: "Cell", key: str) -> set[str]:
     return {str(value) for value in values[key]}
 
 
-def _run(args: argparse.Namespace, grid: "ExperimentGrid", cells: "list[Cell]", store: "Store") -> dict[str, str]:
+def _run(
+    args: argparse.Namespace, grid: "ExperimentGrid", cells: "list[Cell]", store: "Store", context: "BenchContext"
+) -> dict[str, str]:
     import torch
 
-    from dpl.bench import BenchContext
-    from dpl.bench.images import check_data
     from dpl.bench.plans import StoredRequest, write_request
     from dpl.cli.progress import watched
 
-    threads = args.threads or max(1, torch.get_num_threads() // args.workers)
-    torch.set_num_threads(threads)
-    cache = args.cache or args.out / "cache"
-    context = BenchContext(args.data, grid.files, cache=cache, decoded=args.cache, workers=1)
-    for note in check_data([unit for cell in cells for unit in cell.units()], context):
-        warn(f"note: {note}")
+    torch.set_num_threads(args.threads or max(1, torch.get_num_threads() // args.workers))
     write_request(store.root, StoredRequest(grid.title, str(args.data.resolve()), tuple(cells)))
     with watched(grid.title, cells, store, quiet=args.json) as on_progress:
         return run_with(args, cells, store, context, on_progress)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_engine_arguments", "run_with"]
 
-_GB = 10**9
-
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of all engines; docs/scale.md explains them."""
@@ -43,58 +41,29 @@ def run_with(
     """Run the cells with the engine that was asked for; return the errors by the unit's key."""
     from dpl.bench import run_cells, run_in_processes
 
+    if args.engine != "serial":
+        needs = {
+            "cpus": args.cpus_per_unit or float(args.threads or 1), "gpus": args.gpus_per_unit,
+            "memory_gb": args.memory_per_unit, "retries": args.retries,
+        }  # fmt: skip
     if args.engine == "ray":
-        return _on_ray(args, cells, store, context, on_progress)
+        from dpl.bench.ray import RayOptions, run_on_ray
+
+        return run_on_ray(cells, store, context, on_progress, RayOptions(address=args.address, **needs))
     if args.engine == "slurm":
-        return _on_slurm(args, cells, store, context, on_progress)
+        from dpl.bench.slurm import SlurmOptions, run_on_slurm
+
+        extra = dict(_parameter(word) for word in args.slurm)
+        known = {name: extra.pop(name) for name in ("hours", "executor") if name in extra}
+        further = {f"slurm_{name}": value for name, value in extra.items()}
+        options = SlurmOptions(jobs=args.workers, extra=further, **needs, **known)
+        return run_on_slurm(cells, store, context, on_progress, options)
     context.device = str(choose_device(args.device))
     if args.workers > 1:
         import torch
 
         return run_in_processes(cells, store, context, args.workers, torch.get_num_threads(), on_progress)
     return run_cells(cells, store, context, on_progress)
-
-
-def _on_ray(
-    args: argparse.Namespace,
-    cells: "Sequence[Cell]",
-    store: "Store",
-    context: "BenchContext",
-    on_progress: "OnProgress",
-) -> dict[str, str]:
-    from dpl.bench.ray import RayOptions, run_on_ray
-
-    options = RayOptions(
-        address=args.address,
-        cpus=args.cpus_per_unit or args.threads or 1,
-        gpus=args.gpus_per_unit,
-        memory=None if args.memory_per_unit is None else int(args.memory_per_unit * _GB),
-        retries=args.retries,
-    )
-    return run_on_ray(cells, store, context, on_progress, options)
-
-
-def _on_slurm(
-    args: argparse.Namespace,
-    cells: "Sequence[Cell]",
-    store: "Store",
-    context: "BenchContext",
-    on_progress: "OnProgress",
-) -> dict[str, str]:
-    from dpl.bench.slurm import SlurmOptions, run_on_slurm
-
-    extra = dict(_parameter(word) for word in args.slurm)
-    known = {name: extra.pop(name) for name in ("hours", "executor") if name in extra}
-    options = SlurmOptions(
-        jobs=args.workers,
-        cpus=int(args.cpus_per_unit or args.threads or 1),
-        gpus=int(args.gpus_per_unit or 0),
-        memory_gb=args.memory_per_unit,
-        retries=args.retries,
-        extra={f"slurm_{name}": value for name, value in extra.items()},
-        **known,
-    )
-    return run_on_slurm(cells, store, context, on_progress, options)
 
 
 def _parameter(word: str) -> tuple[str, Any]:

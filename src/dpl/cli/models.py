@@ -45,7 +45,7 @@ def add_model_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
     parser.add_argument("--random-weights", action="store_true", help="run an untrained network, to try things out")
     parser.add_argument("--classes", type=Path, help="class names in the network's order, one per line")
     if adapting:
-        how = "see dpl list (default: %(default)s, chosen from the images)"
+        how = "see dpl list (default: %(default)s)"
         parser.add_argument("--method", default=DEFAULT_METHOD, help=how)
         parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
     parser.add_argument("--size", type=int, help="image size in pixels (default: the network's)")

@@ -1,4 +1,4 @@
-"""`dpl recommend`: which method and settings suit a folder of images, and why."""
+"""`dpl recommend`: which parts of the default method matter for a folder of images."""
 
 import argparse
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from dpl.core.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dpl.auto import Recommendation
     from dpl.cli.console import Advance
     from dpl.runs.folder import FolderRun
+    from dpl.runs.recommend import Recommendation
 
 __all__ = ["add_arguments", "run"]
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--images", required=True, type=Path, help="folder of unlabelled images from the target environment"
     )
-    parser.add_argument("--calibrate", type=Path, help="folder of source validation images: they improve the choice")
+    parser.add_argument("--calibrate", type=Path, help="folder of labelled source validation images, in class folders")
     parser.add_argument("--limit", type=int, default=640, help="images to use, at most (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32, help="images per batch (default: %(default)s)")
     parser.add_argument("--order", choices=("auto", "sorted", "shuffled"), default="auto",
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Let the automatic choice meet the images, and print what it chose."""
+    """Run the default method with and without its parts, and print what they change."""
     from dpl.runs.recommend import recommend
 
     check_counts(args, "limit", "batch_size")
@@ -77,8 +77,11 @@ def _print(chosen: "Recommendation", as_json: bool) -> None:
     if as_json:
         print_json(chosen.as_dict())
         return
-    print_table(["setting", "value"], [["method", chosen.method], *([k, str(v)] for k, v in chosen.settings.items())])
-    for reason in chosen.why:
+    percent = "{:.1%}".format
+    rows = [[part.part, percent(part.changed), percent(part.agreement), "yes" if part.matters else "no"]
+            for part in chosen.parts]  # fmt: skip
+    print_table(["part", "predictions changed by it", "as the source without it", "matters"], rows)
+    for reason in chosen.why[:2]:
         print(f"- {reason}")
     flags = "".join(f" --set {name}={value}" for name, value in chosen.settings.items())
     print(f"by hand: {chosen.call}\n     or: dpl adapt --method {chosen.method}{flags} ...")

@@ -28,6 +28,7 @@ class NamedOptimizer:
     ) -> None:
         self.parameters = dict(parameters)
         self.optimizer = _make(list(self.parameters.values()), kind, lr, weight_decay)
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def step(self, loss: Tensor, should_step: Tensor | None = None) -> Tensor | bool:
         """Back-propagate and update, unless `should_step` is false; return whether it did.
@@ -49,6 +50,11 @@ class NamedOptimizer:
             del self.optimizer.found_inf, self.optimizer.grad_scale  # type: ignore[attr-defined]
         self.optimizer.zero_grad()
         return True if should_step is None else should_step
+
+    def scale_lr(self, factor: Tensor | float) -> None:
+        """Set the learning rates to the given ones times a factor, which may stay on the device."""
+        for group, lr in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = lr * factor
 
     @property
     def _can_be_called_off(self) -> bool:

@@ -18,11 +18,11 @@ from dpl.core.errors import SettingError
 from dpl.core.optimizer import NamedOptimizer
 from dpl.core.random import Random
 from dpl.core.state import Stateful
-from dpl.methods.parts.norm_choice import NormChoice
+from dpl.methods.parts.effective_batch import EffectiveBatch
 from dpl.methods.registry import MethodInfo
 from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass, StreamRule
-from dpl.network.norm import AutoBlend, has_statistics, parse_norm
+from dpl.network.norm import AutoBlend, parse_norm
 
 __all__ = ["Fact", "GradientMethod", "Method", "Objective", "Source", "Term"]
 
@@ -38,12 +38,11 @@ _FEW = {"all": 0.7, "features": 0.7, "affine": 0.5, "classifier": 0.0}
 
 @dataclass
 class Objective:
-    """A loss, whether there is anything to learn from (None: always), facts for `model.last`, why it may not step."""
+    """A loss, whether there is anything to learn from (None: always), and facts for `model.last`."""
 
     value: Tensor
     should_step: Tensor | None = None
     facts: dict[str, Fact] = field(default_factory=dict)
-    reason: str = "no sample to learn from"
 
     @property
     def selected(self) -> Fact | None:
@@ -51,15 +50,10 @@ class Objective:
         return self.facts.get("selected", self.facts.get("confident"))
 
     def __add__(self, other: Objective) -> Objective:
-        """Add two losses. One with nothing to learn from adds nothing; the sum is worth a step if either is."""
+        """Add two losses; the sum is worth a step if either is."""
         flags = self.should_step, other.should_step
         either = None if flags[0] is None or flags[1] is None else flags[0] | flags[1]
-        return Objective(self._learnable + other._learnable, either, self.facts | other.facts, self.reason)
-
-    @property
-    def _learnable(self) -> Tensor:
-        """The value, or zero where there is nothing to learn from: Adam would make full steps of a rounding rest."""
-        return self.value if self.should_step is None else self.value.where(self.should_step, 0)
+        return Objective(self.value + other.value, either, self.facts | other.facts)
 
 
 class Method(Stateful, Generic[S]):
@@ -73,10 +67,10 @@ class Method(Stateful, Generic[S]):
         self.network, self.settings = network, settings
         self.facts: dict[str, Fact] = {}
         self.random = Random(settings.seed, network.device)
-        self.norm_choice: NormChoice | None = None
-        network.norm.rule = rule = parse_norm(settings.norm)
-        if isinstance(rule, AutoBlend) and has_statistics(network.module):
-            self.declare_part("norm_choice", NormChoice(network, rule))
+        self.effective_batch: EffectiveBatch | None = None
+        network.norm.rule = rule = parse_norm(settings.norm, settings.norm_prior)
+        if isinstance(rule, AutoBlend):
+            self.declare_part("effective_batch", EffectiveBatch(rule, network.device))
         if isinstance(rule, StreamRule):
             rule.attach(network.module, self.random)
             self.declare_part("norm_rule", rule)
@@ -109,15 +103,15 @@ class Method(Stateful, Generic[S]):
             reason = f"a batch of {len(images)} is below the method's minimum of {self.info.min_batch}"
             self.facts = {"updated": False, "reason": reason}
             return self.predict(images).detach()
-        if self.norm_choice is not None:
-            self.norm_choice.look(images)
+        if self.effective_batch is not None:
+            self.effective_batch.look(images)
         self.network.norm.adapting = True
         try:
             logits = self.step(images).detach()
         finally:
             self.network.norm.adapting = False
-        if self.norm_choice is not None:
-            self.facts["norm"] = self.norm_choice.share
+        if self.effective_batch is not None:
+            self.facts["norm"] = self.effective_batch.rule.share(len(images))
         return logits
 
     def step(self, images: Tensor) -> Tensor:
@@ -226,8 +220,7 @@ class GradientMethod(Method[G]):
         rows = chosen.nonzero().flatten() if chosen is not None else torch.arange(len(images), device=images.device)
         rows = rows if len(rows) else rows.new_zeros(1)  # a loss over no sample still needs a graph
         part = self.network(images[rows])
-        seen = {"whole": out.reference, "maps": out.maps, "statistics": out.statistics}
-        return replace(part, reference=out.reference[rows], candidates=chosen, **seen)
+        return replace(part, reference=out.reference[rows], whole=out.reference, candidates=chosen)
 
     def update(self, objective: Objective, out: Pass) -> None:
         """Add the terms, take one optimizer step if there is reason to, and record what happened."""
@@ -243,8 +236,8 @@ class GradientMethod(Method[G]):
             self.share = int(out.candidates.sum()) / len(out.whole)
         self.facts = {"loss": objective.value.detach(), **objective.facts, "updated": updated}
         if updated is False:  # known on the host
-            reason = "too few samples to learn from" if self.settings.min_selected > 0 else objective.reason
-            self.facts["reason"] = reason if bool(finite) else "the loss is not finite"
+            few = "too few samples" if self.settings.min_selected > 0 else "no sample"
+            self.facts["reason"] = f"{few} to learn from" if bool(finite) else "the loss is not finite"
 
     def require_source(self, source: Source | None, relative: str) -> Source:
         """Return the source batches, or raise an error that names a method which does without."""

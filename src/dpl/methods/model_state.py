@@ -27,6 +27,8 @@ class ModelState:
         self.network, self.method = network, method
         self._places = _places(network.module)
         self.origin = self.copy()
+        if method.effective_batch is not None:
+            method.effective_batch.model = self
 
     def copy(self) -> State:
         """Return a copy of everything, as flat tensors."""
@@ -94,6 +96,16 @@ class ModelState:
             self.restore(self.origin)
         else:
             self.restore({k: v for k, v in self.origin.items() if k.startswith("model.")} | dict(changed))
+
+    def restart(self, keep: str) -> None:
+        """Return to the origin, except for the method's part of that name."""
+        kept = {key: value for key, value in self.rest().items() if key.startswith(f"method.{keep}.")}
+        self.restore(self.origin | kept)
+
+    def source_parameters(self) -> State:
+        """Return the source values of the parameters that train, by name, not copied."""
+        names = (name for name, held, key in self._places[0] if (v := held[key]) is not None and v.requires_grad)
+        return {name: self.origin[f"model.{name}"] for name in names}
 
     def trained(self) -> list[tuple[Tensor, Tensor]]:
         """Return each parameter of the network that trains, with its source value."""

@@ -88,7 +88,7 @@ class SAR(GradientMethod[SARSettings]):
         before = [term.state() for term in self.terms]
         first = sum((term(out) for term in self.terms), self._entropy_loss(out, reliable))
         with ascended(self.source_weights.parameters, first.value, self.settings.rho):
-            again = replace(self.network(out.images), whole=out.whole, maps=out.maps, statistics=out.statistics)
+            again = replace(self.network(out.images), whole=out.whole)
             still = reliable & self.candidates(again)
             for term, state in zip(self.terms, before, strict=True):
                 term.restore(state)  # one batch counts once

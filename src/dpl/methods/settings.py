@@ -18,8 +18,9 @@ class Settings(Checked):
         "running",
         "BatchNorm statistics: 'running', 'batch', 'track' (the batch's, which also update the running ones), "
         "'median' (MedBN), 'unmix' (UnMix-TNS), 'renorm' (DELTA), "
-        "the batch's share in a blend, or 'auto' (that share chosen from the stream)",
+        "the batch's share in a blend, or 'auto' (that share by the effective size of the batch)",
     )
+    norm_prior: float = setting(128, "with norm='auto': images that the source statistics count for", low=0, later=True)
     seed: int = setting(0, "seed of the method's own random generator", low=0)
 
     def __post_init__(self) -> None:

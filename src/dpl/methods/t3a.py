@@ -18,10 +18,8 @@ every class at each batch, so that a class may lose its only one and score 0 fro
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dpl.core.numerics import at_least_float32, full_precision
 from dpl.core.settings import setting
 from dpl.methods.base import Method
 from dpl.methods.parts.supports import SupportSet, SupportSettings
@@ -71,10 +69,4 @@ class T3A(Method[T3ASettings]):
         return self._score(self.network(images))
 
     def _score(self, out: Pass) -> Tensor:
-        return template_logits(out.z, self.supports.sums).to(out.logits.dtype)
-
-
-@full_precision
-def template_logits(features: Tensor, sums: Tensor) -> Tensor:
-    """Return the inner products of features [B, d] with the normalised templates [C, d]."""
-    return features @ F.normalize(at_least_float32(sums), dim=1).to(features.dtype).T
+        return self.supports.scores(out.z).to(out.logits.dtype)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpl.auto import Auto
 from dpl.core.errors import DplError, InputError, SettingError, SnapshotError
 from dpl.core.settings import make_settings
 from dpl.estimate import Estimate, Watch, estimate_settings, nothing_watched
@@ -27,7 +26,7 @@ from dpl.snapshot import SnapshotStore, read_snapshot, write_snapshot
 
 __all__ = ["DEFAULT_METHOD", "AdaptiveModel", "adapt", "load"]
 
-DEFAULT_METHOD = Auto.info.name
+DEFAULT_METHOD = "dpl_soft"
 
 OnStep = Callable[[Last], None]
 
@@ -52,11 +51,11 @@ def adapt(
 
     Args:
         model: any module that returns logits [B, C]. It is copied, never changed.
-        method: a name from `list_methods()`, or `X+dpl`; by default method and settings are chosen from the stream.
+        method: a name from `list_methods()`, or `X+dpl`; by default soft DPL, which needs no settings.
         classifier: name of the linear classifier inside `model`; found when not given.
         source: labelled source batches for methods that need them: a loader of (images, labels), or one such pair.
-        calibrate: labelled source validation data in the same form, for the estimate of accuracy and the automatic
-            choice; 500 to 1,000 images suffice.
+        calibrate: labelled source validation data in the same form, for the estimate of accuracy; any method. 500 to
+            1,000 images suffice.
         estimate: True to watch the stream for `model.estimate()`, or settings of it (docs/reliability.md); on where
             `calibrate=` is given.
         guard: True to compare adaptation with the source model and to stop it where it does harm
@@ -73,7 +72,7 @@ def adapt(
         model,
         method,
         classifier=classifier,
-        source=calibrate if method == Auto.info.name and source is None else source,
+        source=source,
         calibrate=calibrate,
         estimate=estimate,
         settings=settings,
@@ -137,6 +136,7 @@ class AdaptiveModel(nn.Module):
         watch: what `estimate` asks, or None.
         state: everything that adaptation changes, for code that copies or compares states.
         layout: the memory layout in use.
+        calibration: labelled source validation batches, or None.
         fingerprint: hash of the source weights.
     """
 

@@ -20,8 +20,8 @@ from dpl.core.numerics import at_least_float32, variance_and_mean
 
 __all__ = [
     "AutoBlend", "BatchStatistics", "BlendedStatistics", "MedianStatistics", "NormControl", "RecordedStatistics",
-    "Rule", "RunningStatistics", "TrackRunning", "add_rule", "blend", "channel_statistics", "has_statistics",
-    "install", "normalise", "normalise_each", "parse_norm", "uninstall",
+    "Rule", "RunningStatistics", "TrackRunning", "add_rule", "blend", "channel_statistics", "install", "normalise",
+    "normalise_each", "parse_norm", "uninstall",
 ]  # fmt: skip
 
 Forward = Callable[[Tensor], Tensor]
@@ -65,7 +65,7 @@ class BlendedStatistics:
     The batch variance is the unbiased one, as the running variance is.
     """
 
-    share: float
+    share: Tensor | float
     correction: int = 1
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
@@ -74,8 +74,8 @@ class BlendedStatistics:
             fallback: Rule = BatchStatistics() if layer.running_mean is None else RunningStatistics()
             return fallback(layer, forward, x, control)
         variance, mean = channel_statistics(x, self.correction)
-        mean = torch.lerp(layer.running_mean, mean.to(layer.running_mean.dtype), self.share)
-        variance = torch.lerp(layer.running_var, variance.to(layer.running_var.dtype), self.share)
+        mean = _lerp(layer.running_mean, mean, self.share)
+        variance = _lerp(layer.running_var, variance, self.share)
         control.record(layer, mean, variance)
         return normalise(layer, forward, x, mean, variance)
 
@@ -96,7 +96,6 @@ class TrackRunning:
             return BatchStatistics()(layer, forward, x, control)
         if _values_per_channel(x) < 2:
             return RunningStatistics()(layer, forward, x, control)
-        control.record_batch(layer, x)
         momentum = layer.momentum if self.momentum is None else self.momentum
         with _hiding(layer, training=True, momentum=momentum):
             return forward(x)
@@ -123,13 +122,29 @@ class MedianStatistics:
 
 @dataclass
 class AutoBlend:
-    """A blend whose share is chosen from the stream (`norm="auto"`); every network that holds the rule follows it."""
+    """A blend whose share follows the effective size of the batch (`norm="auto"`).
 
-    share: float = 0.0
+        n_e = n / (1 + (n - 1) rho),   share = n_e / (n_e + prior)
+
+    rho says how much more alike the images of a batch are than any two images; dpl.methods.parts.effective_batch
+    measures it. Every network that holds the rule follows it. Nothing is read on the host.
+    """
+
+    prior: float = 128  # images that the source statistics count for
+    rho: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def effective_size(self, count: int) -> Tensor:
+        """n_e of a batch of `count` images."""
+        return count / (1 + (count - 1) * self.rho)
+
+    def share(self, count: int) -> Tensor:
+        """The share of batch statistics for a batch of `count` images."""
+        effective = self.effective_size(count)
+        return effective / (effective + self.prior)
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise by the present blend."""
-        return blend(self.share)(layer, forward, x, control)
+        return BlendedStatistics(self.share(len(x)))(layer, forward, x, control)
 
 
 @dataclass(frozen=True)
@@ -160,10 +175,7 @@ class NormControl:
     @property
     def per_sample(self) -> bool:
         """Whether the rule normalises each sample without regard to the others."""
-        rule = self.rule
-        return (
-            not self.layers or isinstance(rule, RunningStatistics) or (isinstance(rule, AutoBlend) and not rule.share)
-        )
+        return not self.layers or isinstance(self.rule, RunningStatistics)
 
     @contextmanager
     def using(self, rule: Rule | None = None, *, groups: int = 1) -> Iterator[None]:
@@ -229,29 +241,24 @@ def uninstall(module: nn.Module) -> None:
                 vars(layer).pop(name, None)
 
 
-def has_statistics(module: nn.Module) -> bool:
-    """Return whether `module` has BatchNorm layers with running statistics."""
-    return any(isinstance(layer, _BatchNorm) and layer.running_mean is not None for layer in module.modules())
-
-
 def blend(share: float) -> Rule:
     """Return the rule that takes this share, 0 to 1, of the statistics from the batch."""
     return RunningStatistics() if share == 0 else BatchStatistics() if share == 1 else BlendedStatistics(float(share))
 
 
-def parse_norm(norm: str | float) -> Rule:
+def parse_norm(norm: str | float, prior: float = AutoBlend.prior) -> Rule:
     """Return the rule for a `norm` setting: "running", "batch", "track", "auto" or a share of batch statistics."""
     if isinstance(norm, (int, float)) and not isinstance(norm, bool) and 0 <= norm <= 1:
         return blend(norm)
     if norm == "auto":
-        return AutoBlend()
+        return AutoBlend(prior)
     if isinstance(norm, str) and norm in _NAMED:
         return _NAMED[norm]()
     raise SettingError(
         f"norm={norm!r}: expected 'running' (source statistics), 'batch' (the batch's own), 'median' (around the "
         "batch's median), 'unmix' (components of the stream), 'renorm' (averages of the stream), 'track' (the batch's, "
         "which also update the running ones), a number from 0 to 1 (the batch's share in a blend) or 'auto' (that "
-        "share chosen from the stream)"
+        "share by the effective size of the batch)"
     )
 
 
@@ -289,6 +296,10 @@ def channel_statistics(x: Tensor, correction: int = 0) -> tuple[Tensor, Tensor]:
     """Return variance and mean of every channel."""
     variance, mean = variance_and_mean(x, [dim for dim in range(x.ndim) if dim != 1], correction)
     return variance.flatten(), mean.flatten()
+
+
+def _lerp(running: Tensor, batch: Tensor, share: Tensor | float) -> Tensor:
+    return torch.lerp(running, batch.to(running.dtype), share.to(running.dtype) if isinstance(share, Tensor) else share)
 
 
 def _values_per_channel(x: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Prototype-centric losses of Decoupled Prototype Learning (Eq. 3, 4, 6 of the paper) and AdaIN (Eq. 8 to 10).
+"""Prototype-centric losses of Decoupled Prototype Learning (Eq. 3, 4, 6 of the paper), soft DPL, AdaIN (Eq. 8 to 10).
 
 All are pure functions. A label of -1 marks a sample that is not confident; it is neither a positive nor a negative.
 Masks keep every shape fixed, so that a GPU is never synchronised.
@@ -15,7 +15,10 @@ from dpl.core.errors import InputError
 from dpl.core.numerics import cosines, variance_and_mean
 from dpl.objectives.pseudo_label import labels_error
 
-__all__ = ["adain", "classes_present", "dpl_o", "dpl_star", "prototype_regularization", "restyle", "style_statistics"]
+__all__ = [
+    "adain", "classes_present", "dpl_o", "dpl_soft", "dpl_star", "prototype_regularization", "restyle",
+    "style_statistics",
+]  # fmt: skip
 
 
 def dpl_o(features: Tensor, prototypes: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -57,6 +60,35 @@ def dpl_star(features: Tensor, prototypes: Tensor, labels: Tensor, temperature: 
     everything = similarity.masked_fill(~(valid | itself), -torch.inf).logsumexp(dim=1)
     share = valid.to(similarity.dtype) / same.sum(dim=1)  # 1 / |Z+| for confident rows
     return ((everything - positives) * share).sum() / share.sum().clamp(min=1)
+
+
+def dpl_soft(features: Tensor, prototypes: Tensor, responsibilities: Tensor, temperature: float) -> Tensor:
+    """Eq. 4 without labels: every sample is a positive of every class, by its responsibility.
+
+        s_ik = cos(w_k, z_i) / tau,  pi_k = min(1, sum_i R_ik)
+        L = sum_k pi_k (log sum_i e^{s_ik} - log sum_i R_ik e^{s_ik}) / sum_k pi_k
+
+    Args:
+        features: z, [B, d].
+        prototypes: w, [C, d], the rows of the classifier.
+        responsibilities: R, [B, C], how far each sample belongs to each class, 0 to 1: its probabilities, as a rule.
+        temperature: tau.
+
+    Returns:
+        The mean over classes, each weighted by its share in the batch up to one sample. With R one-hot this is
+        `dpl_star` over the same samples.
+    """
+    if responsibilities.shape != (len(features), len(prototypes)):
+        raise InputError(
+            f"responsibilities has shape {tuple(responsibilities.shape)}; expected one row for each sample and one "
+            f"column for each prototype, {(len(features), len(prototypes))}"
+        )
+    similarity = cosines(prototypes, features, temperature)  # [C, B]
+    shares = responsibilities.T.to(similarity.dtype)
+    logs = shares.clamp(min=torch.finfo(shares.dtype).tiny).log()  # an empty class stays finite, and weighs nothing
+    contrast = similarity.logsumexp(dim=1) - (similarity + logs).logsumexp(dim=1)
+    weights = shares.sum(dim=1).clamp(max=1)
+    return (contrast * weights).sum() / weights.sum().clamp(min=1)
 
 
 def prototype_regularization(

@@ -1,22 +1,20 @@
 """An experiment on this machine: which cells have data and weights, their runs, and what is missing for the rest."""
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from dpl.bench import BenchContext, Cell, FileLocations, Store, Unit, cell_rows
 from dpl.bench.grid import section_cells
-from dpl.bench.images import CORRUPTED, DOMAINS, check_data, known_domains
+from dpl.bench.images import CORRUPTED, check_data, known_domains
 from dpl.bench.plans import StoredRequest, read_requests, write_request
-from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, Section, read_sections, within
+from dpl.bench.section import Section, read_sections, within
 from dpl.bench.selection import chosen, complete
 from dpl.core.errors import DataError, SettingError
 from dpl.data import Benchmark, open_benchmark
 from dpl.data.folders import shorten
-from dpl.data.sets import choose_domains
 from dpl.reproduce.document import Item
 from dpl.reproduce.layouts import Row
 from dpl.reproduce.request import Request
@@ -127,8 +125,9 @@ def make_plan(path: Path, request: Request, only: Collection[str] | None = None)
             missing.append(absent)
             if request.run:
                 continue
+        lacking: dict[str, DataError] = {}
         with within(str(path)):
-            found, lacking = _section_cells(_shortened(section, request), locations)
+            found = section_cells(_shortened(section, request), locations, lacking)
         cells += [cell for cell in found if only is None or cell.label in only]
         missing += [Item(section.name, f"{shorten(streams)}: {reason}") for reason, streams in _by_reason(lacking)]
     return ExperimentPlan(title, tuple(sections), tuple(cells), locations.files, tuple(missing))
@@ -150,45 +149,14 @@ def _seeds(seeds: tuple[int, ...], request: Request) -> tuple[int, ...]:
     return (*seeds, *further)[:count]
 
 
-def _section_cells(section: Section, locations: FileLocations) -> tuple[list[Cell], list[tuple[str, str]]]:
-    """Return the cells of a section that have their source weights, and of the other streams name and reason."""
-    cells: list[Cell] = []
-    lacking: list[tuple[str, str]] = []
-    for title, stream in _streams(section):
-        try:
-            cells += section_cells(stream, locations)
-        except DataError as error:
-            lacking.append((title, str(error)))
-    return cells, lacking
-
-
-def _streams(section: Section) -> Iterator[tuple[str, Section]]:
-    """Yield each stream with each seed as a section, with a short name: the smallest part with weights of its own."""
-    sources: Sequence[str | None] = [None]
-    targets: Sequence[str | None] = [None]
-    if section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE):
-        known = DOMAINS[section.dataset]
-        targets = choose_domains(section.dataset, section.targets, known)
-        if section.protocol == SINGLE_SOURCE:
-            sources = choose_domains(section.dataset, section.sources, known)
-    for source, target, seed in product(sources, targets, section.seeds):
-        if source is None or source != target:
-            title = "->".join(name for name in (source, target) if name is not None)
-            stream = replace(
-                section,
-                seeds=(seed,),
-                sources=section.sources if source is None else (source,),
-                targets=section.targets if target is None else (target,),
-            )
-            yield f"{title} seed {seed}".strip(), stream
-
-
-def _by_reason(lacking: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+def _by_reason(lacking: Mapping[str, DataError]) -> list[tuple[str, list[str]]]:
     """Group streams that lack the same; where each lacks a file of its own, the first stands for all."""
-    if len({reason for _, reason in lacking}) == len(lacking) > 1:
-        return [(f"{lacking[0][1]} (for the first of them)", [stream for stream, _ in lacking])]
-    reasons = dict.fromkeys(reason for _, reason in lacking)
-    return [(reason, [stream for stream, other in lacking if other == reason]) for reason in reasons]
+    reasons: dict[str, list[str]] = {}
+    for stream, error in lacking.items():
+        reasons.setdefault(str(error), []).append(stream)
+    if len(reasons) == len(lacking) > 1:
+        return [(f"{next(iter(reasons))} (for the first of them)", list(lacking))]
+    return list(reasons.items())
 
 
 def _absence(section: Section, locations: FileLocations) -> Item | None:

@@ -3,13 +3,13 @@
 Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-__all__ = ["ascended"]
+__all__ = ["ascended", "sharpness_aware"]
 
 
 @contextmanager
@@ -26,3 +26,16 @@ def ascended(parameters: list[Tensor], loss: Tensor, rho: float) -> Iterator[Non
     finally:
         with torch.no_grad():
             torch._foreach_copy_(parameters, start)
+
+
+def sharpness_aware(parameters: Sequence[Tensor], first: Tensor, second: Callable[[], Tensor], rho: float) -> Tensor:
+    """Return a loss whose gradient at theta is that of `second()` at theta + rho g / |g|, g the gradient of `first`.
+
+    Its value is that of `second()`. An ordinary optimizer step on it is the sharpness-aware one.
+    """
+    with ascended(list(parameters), first, rho):
+        value = second()
+        gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+    # Each difference is zero; its gradient is one.
+    terms = [((p - p.detach()) * gradient).sum() for p, gradient in zip(parameters, gradients, strict=True)]
+    return value.detach() + torch.stack(terms).sum()

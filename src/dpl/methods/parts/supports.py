@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dpl.core.errors import SettingError
-from dpl.core.numerics import at_least_float32
+from dpl.core.numerics import at_least_float32, full_precision
 from dpl.core.settings import setting
 from dpl.core.state import Stateful
 from dpl.memory.supports import (
@@ -53,18 +54,21 @@ class SupportSet(Stateful):
 
     def __init__(self, network: Network, settings: SupportSettings) -> None:
         super().__init__()
+        self.network = network
         keep_all = settings.filter_k == -1
         self.places = max(1, settings.capacity // network.classes) if keep_all else settings.filter_k
-        rows = at_least_float32(network.prototypes.detach())
-        labels, entropies = _read_rows(network)
+        self.declare(features=torch.empty(0), entropies=torch.empty(0), sums=torch.empty(0))
+        self.restart()
+
+    def restart(self) -> None:
+        """Start from the classifier's rows."""
+        rows = at_least_float32(self.network.prototypes.detach())
+        labels, entropies = _read_rows(self.network)
         # Only what is needed at first: a row's own class need not be the one that the classifier gives it.
         most = int(torch.bincount(labels).max())
-        features = rows.new_zeros(network.classes, min(self.places, most), rows.shape[1])
-        self.declare(
-            features=features,
-            entropies=torch.full_like(features[:, :, 0], EMPTY),
-            sums=torch.zeros_like(features[:, 0]),
-        )
+        self.features = rows.new_zeros(len(rows), min(self.places, most), rows.shape[1])
+        self.entropies = torch.full_like(self.features[:, :, 0], EMPTY)
+        self.sums = torch.zeros_like(self.features[:, 0])
         self._insert(rows, labels, entropies)
 
     def add(self, out: Pass) -> Tensor:
@@ -102,6 +106,11 @@ class SupportSet(Stateful):
         return (self.entropies < EMPTY).sum()
 
     @torch.no_grad()
+    def scores(self, features: Tensor) -> Tensor:
+        """Return T3A's logits: the inner products of features [B, d] with each class's mean direction."""
+        return _inner_products(features, F.normalize(at_least_float32(self.sums), dim=1))
+
+    @torch.no_grad()
     def means(self) -> tuple[Tensor, Tensor]:
         """Return the mean of each class's supports, [C, d], and which classes have any, [C]."""
         present = (self.entropies < EMPTY).any(dim=1)
@@ -113,6 +122,11 @@ class SupportSet(Stateful):
         rows = self.features.flatten(0, 1)
         index, found = nearest_supports(queries, rows, k, (self.entropies < EMPTY).flatten())
         return at_least_float32(rows[index]), found
+
+
+@full_precision
+def _inner_products(features: Tensor, templates: Tensor) -> Tensor:
+    return features @ templates.to(features.dtype).T
 
 
 @torch.no_grad()

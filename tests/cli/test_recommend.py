@@ -1,6 +1,7 @@
 """`dpl recommend` from the command line, on a folder of small images."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +13,31 @@ from dpl.cli import main
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
     (tmp_path / "images").mkdir()
     for number, image in enumerate(pixels):
         Image.fromarray(image).save(tmp_path / "images" / f"{number:02}.png")
     return tmp_path / "images"
 
 
-def test_it_prints_a_choice_and_its_reasons(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def labelled(folder: Path) -> Path:
+    root = folder.parent / "labelled"
+    for number, path in enumerate(sorted(folder.iterdir())):
+        (root / str(number % 10)).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, root / str(number % 10))
+    return root
+
+
+def test_it_prints_a_choice_and_its_reasons(folder: Path, labelled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recommend", "--model", "debug_cnn", "--random-weights", "--images", str(folder), "--batch-size", "8"]
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["call"].startswith("dpl.adapt(model, ")
     assert told["why"]
-    assert main([*words, "--calibrate", str(folder), "--limit", "16"]) == 0
+    assert {part["part"] for part in told["parts"]} == {"batch statistics", "learning", "answers of the memory"}
+    assert told["estimate"]["verdict"] == "unsure"  # too few images
+    assert main([*words, "--calibrate", str(labelled), "--limit", "60"]) == 0
     assert "by hand: dpl.adapt(model, " in capsys.readouterr().out
 
 

@@ -1,0 +1,146 @@
+"""SOFT DPL: decoupled prototypes without a threshold, with the surest features as memory and answer.
+
+Decoupled Prototype Learning (Wang et al., 2024) learns from samples above a confidence alpha. Where the source model is
+unsure, hardly any sample is, and nothing is learned. Here every sample takes part, by its probabilities.
+
+    R_ik = p_k(x_i), without gradient;   pi_k = min(1, sum_i R_ik);   s_ik = <w_k, z_i>/tau (cosine)
+    L_SOFT = sum_k pi_k (log sum_i e^{s_ik} - log sum_i R_ik e^{s_ik}) / sum_k pi_k          instead of Eq. 4
+    z*_k = mean direction of the 20 features of lowest entropy predicted as k (T3A's support set)  instead of Eq. 5
+    L = L_SOFT + beta L_REG(w, z*)                                                           Eq. 6 and 7 of the paper
+    answer: logit_k(x) = <z(x), z*_k>
+
+Updates: all parameters, once for each batch, and the support set. Statistics: norm="auto", the share of batch
+statistics that the effective size of the batch allows; a network without BatchNorm goes without. Needs: a linear
+classifier. Output: the batch enters the support set first and is predicted then, with the weights from before the
+update. A batch of one has no contrast and changes no weight.
+
+Every part is a setting: `norm`, `loss`, `reg_weight`, `answer`, `filter_k`, `scope`, `lr`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dpl.core.random import Random
+from dpl.core.settings import setting
+from dpl.methods.base import Fact, GradientMethod, Objective, Term
+from dpl.methods.parts.class_sample import sampled_classes
+from dpl.methods.parts.supports import SupportSet, SupportSettings
+from dpl.methods.registry import register
+from dpl.methods.settings import GradientSettings
+from dpl.network import Network, Pass
+from dpl.objectives import (
+    confident_labels,
+    dpl_soft,
+    dpl_star,
+    entropy,
+    marginal_entropy,
+    prototype_regularization,
+)
+
+__all__ = ["DPLSoft", "DPLSoftSettings", "DPLSoftTerm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPLSoftSettings(GradientSettings, SupportSettings, norm="auto", lr=2e-4, scope="all"):
+    """Settings of soft DPL."""
+
+    loss: Literal["soft", "star", "information", "entropy", "none"] = setting(
+        "soft",
+        "what is minimised: soft DPL; Eq. 4 over samples above `confidence`; SHOT-IM's or TENT's loss; nothing",
+    )
+    confidence: float = setting(0.9, "alpha, for loss='star' alone", low=0, high=1)
+    temperature: float = setting(0.1, "tau: temperature of the cosine similarities", low=1e-4)
+    reg_weight: float = setting(1.0, "beta: weight of the regulariser", low=0)
+    answer: Literal["memory", "classifier"] = setting("memory", "what predicts")
+
+
+class DPLSoftTerm(Term):
+    """The loss with its support set; also what `X+dpl_soft` adds to X."""
+
+    supports: SupportSet
+
+    def __init__(self, network: Network, settings: DPLSoftSettings, random: Random) -> None:
+        super().__init__()
+        self.network, self.settings, self.random = network, settings, random
+        self.declare_part("supports", SupportSet(network, settings))
+
+    def __call__(self, out: Pass) -> Objective:
+        """Let the batch enter the support set, and return the loss."""
+        self.supports.add(out)
+        return self.objective(out)
+
+    def objective(self, out: Pass) -> Objective:
+        """Return the loss with the supports as they are."""
+        s, w = self.settings, self.network.prototypes
+        contrast = self._contrast(out, w)
+        enough = torch.full((), len(out.logits) > 1, device=contrast.device)
+        if s.reg_weight == 0:
+            return Objective(contrast, enough)
+        sampled = sampled_classes(len(w), self.random)
+        regulariser = prototype_regularization(w, self.supports.sums, s.temperature, sampled)  # Eq. 6
+        facts: dict[str, Fact] = {"contrast": contrast.detach(), "regulariser": regulariser.detach()}
+        return Objective(contrast + s.reg_weight * regulariser, enough, facts)  # Eq. 7
+
+    def _contrast(self, out: Pass, w: Tensor) -> Tensor:
+        """The loss without the regulariser."""
+        s = self.settings
+        match s.loss:
+            case "soft":
+                return dpl_soft(out.z, w, out.probabilities, s.temperature)
+            case "star":
+                return dpl_star(out.z, w, confident_labels(out.reference, s.confidence), s.temperature)
+            case "information":
+                return entropy(out.logits).mean() - marginal_entropy(out.logits)
+        return entropy(out.logits).mean()
+
+    def restart(self) -> None:
+        """Start the support set from the classifier's rows again."""
+        self.supports.restart()
+
+
+@register(
+    "dpl_soft",
+    paper="this library; docs/dpl-soft.md",
+    updates="all parameters, a support set of features",
+    passes="1 forward, 1 backward; 1 forward of 16 images",
+    needs_classifier=True,
+)
+class DPLSoft(GradientMethod[DPLSoftSettings]):
+    """Soft DPL."""
+
+    settings_class = DPLSoftSettings
+    term: DPLSoftTerm
+
+    def __init__(self, network: Network, settings: DPLSoftSettings) -> None:
+        super().__init__(network, settings)
+        self.declare_part("term", DPLSoftTerm(network, settings, self.random))
+
+    def step(self, images: Tensor) -> Tensor:
+        """Let the batch enter the support set, predict it, then update, `steps` times."""
+        learning = self.settings.loss != "none"
+        for step in range(self.settings.steps if learning else 1):
+            with torch.set_grad_enabled(learning):
+                out = self.forward(images)
+                if step == 0:
+                    self.term.supports.add(out)
+                    logits = self.scores(out)
+                if learning:
+                    self.update(self.term.objective(out), out)
+        if not learning:
+            self.facts = {"updated": True, "supports": self.term.supports.size}
+        return self.answer(images, logits)
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Predict with the supports as they are."""
+        return self.scores(self.network(images))
+
+    @torch.no_grad()
+    def scores(self, out: Pass) -> Tensor:
+        """Return the logits of the memory, or of the classifier if that is to answer."""
+        if self.settings.answer == "classifier":
+            return out.reference
+        return self.term.supports.scores(out.z).to(out.reference.dtype)

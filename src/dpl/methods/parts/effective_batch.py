@@ -1,0 +1,115 @@
+"""`norm="auto"`: how many independent images a batch is worth, measured without a label.
+
+Statistics of a batch are as good as the batch is large and mixed. With rho the intra-class correlation, batches being
+the classes, n images are worth n_e = n / (1 + (n - 1) rho) (Kish's design effect). rho is measured on the predictions
+of the *source* model, so that adaptation has no influence, by a running one-way analysis of variance over the softmax
+vectors of some images of each batch:
+
+    F = mean square between batches / mean square within,   excess = F - 1 - 2 sqrt(2 / (batches - 1)), at least 0
+    rho = excess / (excess + images looked at in a batch)
+
+A shuffled stream has rho = 0, one sorted by class a rho near 1. The term with the root is two standard errors of F:
+chance alone must not count.
+
+`AutoBlend` takes the share n_e / (n_e + 128) of batch statistics, and the learning rate is multiplied by
+min(1, n_e / 32): a small batch has a noisy gradient, and takes more steps for the same images. When rho first becomes
+positive, everything learnt before is dropped: it was learnt from batches that looked mixed.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from dpl.core.numerics import at_least_float32
+from dpl.core.state import Stateful
+from dpl.network.norm import AutoBlend, RunningStatistics
+from dpl.network.split import logits_of
+
+if TYPE_CHECKING:
+    from dpl.methods.model_state import ModelState
+
+__all__ = ["EffectiveBatch"]
+
+_LOOK = 16  # images of a batch that the source model predicts as well: more would cost, and batches are what counts
+_MEMORY = 64  # batches over which the sums are averaged, so that a stream may change its order
+_STANDARD_ERRORS = 2
+_FULL = 32  # effective images from which the learning rate is the given one
+_EPS = 1e-6
+
+
+class EffectiveBatch(Stateful):
+    """Sees each batch before the method does; sets the rule's rho and the learning rate."""
+
+    rho: Tensor  # [], 0 to 1
+    total: Tensor | None  # [C], sum of the predictions
+    squares: Tensor | None  # [2]: of each prediction; of each batch's total, divided by its images
+    batches: float  # sum of the batches' weights, and of their squares
+    squared_weights: float
+    rows: float
+    correlated: int  # whether rho was positive once
+
+    model: "ModelState"  # set by it: the source weights, and the way back to them
+
+    def __init__(self, rule: AutoBlend, device: torch.device) -> None:
+        super().__init__()
+        self.rule = rule
+        self.declare(rho=torch.zeros((), device=device), total=None, squares=None)
+        self.declare(batches=0.0, squared_weights=0.0, rows=0.0, correlated=0)
+        self._follow()
+
+    def look(self, images: Tensor) -> None:
+        """Measure rho with this batch, before the method predicts it."""
+        if len(images) > 1:
+            self._add(self._source_predictions(images[:: -(-len(images) // _LOOK)]))
+            self._follow()
+            # The one value that is read on the host, until it is first positive: a return to the source changes the
+            # shapes of memories, which no tensor can decide.
+            if not self.correlated and bool(self.rho > 0):
+                self.correlated = 1
+                self.model.restart(keep="effective_batch")
+        for optimizer in self.model.method.optimizers.values():
+            optimizer.scale_lr((self.rule.effective_size(len(images)) / _FULL).clamp(max=1))
+
+    @torch.no_grad()
+    def _source_predictions(self, images: Tensor) -> Tensor:
+        with self.model.network.norm.using(RunningStatistics()):
+            logits = logits_of(functional_call(self.model.network.module, self.model.source_parameters(), (images,)))
+        return at_least_float32(logits).softmax(dim=1).nan_to_num()  # one broken image must not stay in the sums
+
+    def _add(self, predictions: Tensor) -> None:
+        """Add one batch of predictions [m, C] to the sums, and compute rho."""
+        rows, total = len(predictions), predictions.sum(dim=0)
+        squares = torch.stack([predictions.square().sum(), total.square().sum() / rows])
+        left = 1 - 1 / _MEMORY
+        self.total = total if self.total is None else self.total * left + total
+        self.squares = squares if self.squares is None else self.squares * left + squares
+        self.batches = self.batches * left + 1
+        self.squared_weights = self.squared_weights * left**2 + 1
+        self.rows = self.rows * left + rows
+        self.rho = self._correlation(self.squares[0], self.squares[1], self.total.square().sum() / self.rows)
+
+    def _correlation(self, squares: Tensor, of_batches: Tensor, of_all: Tensor) -> Tensor:
+        """Return rho from the sums of squares; see the formula above."""
+        freedom = max(self.batches - self.squared_weights / self.batches, _EPS)  # batches - 1 if all weigh the same
+        between = (of_batches - of_all) / freedom
+        within = (squares - of_batches) / (self.rows - self.batches)
+        by_chance = 1 + _STANDARD_ERRORS * math.sqrt(2 / freedom)
+        excess = (between / within.clamp(min=_EPS) - by_chance).clamp(min=0)
+        return excess / (excess + self.rows / self.batches)
+
+    def _follow(self) -> None:
+        self.rule.rho = self.rho
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Set everything to a copy of `state`, the rule included."""
+        super().restore(state)
+        self._follow()
+
+    def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
+        """Follow the network, the rule included."""
+        super().move(transfer)
+        self._follow()

@@ -1,0 +1,105 @@
+"""Soft DPL: each part does what its setting says, and it learns where DPL has nothing above its threshold."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dpl
+from dpl.objectives import dpl_soft, dpl_star, prototype_regularization
+from nets import CLASSES, images, network
+
+BATCHES = [images(16, seed=i) for i in range(4)]
+
+
+def mixed_network() -> nn.Module:
+    """A network that predicts several classes on the random images of the test."""
+    made = network()
+    with torch.no_grad():
+        made.fc.weight.mul_(20)
+        made.fc.bias.zero_()
+        made.fc.bias.sub_(made(BATCHES[0]).mean(dim=0))
+    return made
+
+
+def test_the_loss_is_the_equation_over_the_whole_batch() -> None:
+    model, source = dpl.adapt(network(), "dpl_soft", norm="running", lr=0.0, layout="as_is"), network()
+    model(BATCHES[0])
+    features: list[torch.Tensor] = []
+    source.fc.register_forward_pre_hook(lambda _, args: features.append(args[0]))
+    probabilities = source(BATCHES[0]).softmax(dim=1)
+    contrast = dpl_soft(features[0], source.fc.weight, probabilities, 0.1)
+    regulariser = prototype_regularization(source.fc.weight, model.method.term.supports.sums, 0.1)
+    assert model.last["loss"] == pytest.approx((contrast + regulariser).item(), rel=1e-5)
+
+
+def test_it_learns_where_no_sample_is_confident() -> None:
+    unsure = network()
+    with torch.no_grad():
+        unsure.fc.weight.mul_(0.05)
+        unsure.fc.bias.zero_()
+    assert unsure(BATCHES[0]).softmax(dim=1).max().item() < 0.9
+    hard, soft = dpl.adapt(unsure, "dpl"), dpl.adapt(unsure, "dpl_soft")
+    hard(BATCHES[0]), soft(BATCHES[0])
+    assert (hard.last["updated"], soft.last["updated"]) == (False, True)
+
+
+def test_the_memory_answers_like_t3a_while_nothing_is_learnt() -> None:
+    ours = dpl.adapt(network(), "dpl_soft", loss="none", norm="running")
+    theirs = dpl.adapt(network(), "t3a", filter_k=20)
+    for batch in BATCHES:
+        assert torch.equal(ours(batch), theirs(batch))
+    assert torch.equal(ours.predict(BATCHES[0]), theirs.predict(BATCHES[0]))
+
+
+def test_the_classifier_can_answer() -> None:
+    model, source = dpl.adapt(network(), "dpl_soft", answer="classifier", norm="running", layout="as_is"), network()
+    assert torch.allclose(model(BATCHES[0]), source(BATCHES[0]).detach(), atol=1e-6)
+
+
+def test_a_batch_enters_the_memory_once_however_many_steps_are_taken() -> None:
+    once, often = (dpl.adapt(network(), "dpl_soft", steps=steps) for steps in (1, 3))
+    once(BATCHES[0]), often(BATCHES[0])
+    assert int(once.method.term.supports.size) == int(often.method.term.supports.size) == CLASSES + 16
+
+
+def test_a_batch_of_one_changes_no_weight() -> None:
+    model = dpl.adapt(network(), "dpl_soft")
+    before = model.model.state_dict()["fc.weight"].clone()
+    model(BATCHES[0][:1])
+    assert model.last["updated"] is False
+    assert torch.equal(model.model.state_dict()["fc.weight"], before)
+
+
+@pytest.mark.parametrize("loss", ["star", "information", "entropy"])
+def test_other_losses_learn_too(loss: str) -> None:
+    model = dpl.adapt(mixed_network(), "dpl_soft", loss=loss, confidence=0.0, norm="running", reg_weight=0, lr=1e-2)
+    losses = []
+    for _ in range(10):
+        model(BATCHES[0])
+        losses.append(model.last["loss"])
+    assert model.last["updated"]
+    assert losses[-1] < losses[0]
+
+
+def test_hard_labels_of_all_samples_are_eq_4() -> None:
+    source = mixed_network()
+    model = dpl.adapt(source, "dpl_soft", loss="star", confidence=0, norm="running", reg_weight=0)
+    model(BATCHES[0])
+    features: list[torch.Tensor] = []
+    source.fc.register_forward_pre_hook(lambda _, args: features.append(args[0]))
+    labels = source(BATCHES[0]).argmax(dim=1)
+    assert model.last["loss"] == pytest.approx(dpl_star(features[0], source.fc.weight, labels, 0.1).item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["group", "tokens", "none", "weight_norm", "wrapped"])
+def test_it_works_on_other_networks(kind: str) -> None:
+    model = dpl.adapt(network(kind))
+    logits = [model(batch) for batch in BATCHES]
+    assert model.last["updated"]
+    assert torch.stack(logits).isfinite().all()
+    assert F.softmax(logits[-1], dim=1).shape == (16, CLASSES)
+
+
+def test_it_is_the_default() -> None:
+    assert dpl.adapt(network()).method.info.name == "dpl_soft"

@@ -1,0 +1,157 @@
+"""`norm="auto"`: the effective size of a batch on streams whose answer is known, and what follows from it."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dpl
+from dpl.methods.parts.effective_batch import EffectiveBatch
+from dpl.network.norm import AutoBlend
+from dpl.testing import Subject, copies_are_independent, predict_changes_nothing, reset_is_exact, resumes_exactly
+from nets import images, network
+
+CLASSES = 5
+
+
+def one_hots(labels: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(labels, CLASSES).float()
+
+
+def rho_of(batches: list[Tensor]) -> list[float]:
+    """rho after each batch of predictions."""
+    measured, found = EffectiveBatch(AutoBlend(), torch.device("cpu")), []
+    for batch in batches:
+        measured._add(batch)
+        found.append(float(measured.rho))
+    return found
+
+
+def slow_rho(batches: list[Tensor], margin: float) -> float:
+    """The analysis of variance in loops, with every batch of the same weight."""
+    mean, count = torch.cat(batches).mean(dim=0), len(batches)
+    between = sum(len(b) * (b.mean(dim=0) - mean).square().sum() for b in batches) / (count - 1)
+    within = sum((b - b.mean(dim=0)).square().sum() for b in batches) / sum(len(b) - 1 for b in batches)
+    excess = max(0.0, float(between / within) - 1 - margin * (2 / (count - 1)) ** 0.5)
+    return excess / (excess + sum(len(b) for b in batches) / count)
+
+
+def test_rho_is_that_of_a_plain_analysis_of_variance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpl.methods.parts.effective_batch._MEMORY", 1e12)
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(6, 1, CLASSES, generator=generator)
+    batches = [(centre + torch.randn(16, CLASSES, generator=generator)).softmax(dim=1) for centre in centres]
+    assert rho_of(batches)[-1] == pytest.approx(slow_rho(batches, margin=2), rel=1e-3)
+    assert rho_of(batches)[-1] > 0.1
+
+
+def test_a_shuffled_stream_is_rarely_called_correlated() -> None:
+    wrong = 0
+    for seed in range(100):
+        labels = torch.randint(CLASSES, (40, 16), generator=torch.Generator().manual_seed(seed))
+        found = rho_of([one_hots(batch) for batch in labels])
+        wrong += any(found)
+        assert max(found) < 0.1
+    assert wrong <= 15
+
+
+@pytest.mark.parametrize("size", [2, 4, 16])
+def test_a_stream_sorted_by_class_has_a_large_rho_once_the_class_changes(size: int) -> None:
+    labels = torch.arange(CLASSES).repeat_interleave(8 * size).split(size)
+    found = rho_of([one_hots(batch) for batch in labels])
+    assert found[:8] == [0.0] * 8  # one class so far: nothing to compare with
+    assert found[9] > 0.8
+    assert found[-1] > 0.95
+
+
+def test_a_stream_may_become_sorted_late() -> None:
+    shuffled = torch.randint(CLASSES, (100, 16), generator=torch.Generator().manual_seed(0))
+    in_order = torch.arange(CLASSES).repeat_interleave(16 * 20).view(-1, 16)
+    found = rho_of([one_hots(batch) for batch in torch.cat([shuffled, in_order, shuffled, shuffled])])
+    assert found[99] == 0
+    assert found[199] > 0.3
+    assert found[-1] < 0.05
+
+
+def test_the_share_follows_the_effective_size() -> None:
+    rule = AutoBlend()
+    assert [round(float(rule.share(n)), 2) for n in (200, 32, 8)] == [0.61, 0.20, 0.06]
+    rule.rho = torch.tensor(1.0)
+    assert float(rule.share(200)) == pytest.approx(1 / 129)
+
+
+class Bright(nn.Module):
+    """The class is the brightest channel, behind a BatchNorm layer that knows the statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(CLASSES)
+        self.fc = nn.Linear(CLASSES, CLASSES)
+        with torch.no_grad():
+            self.fc.weight.copy_(4 * torch.eye(CLASSES))
+            self.fc.bias.zero_()
+            self.norm.running_mean.fill_(1 / CLASSES)
+            self.norm.running_var.fill_(1 / CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(x).mean(dim=(2, 3)))
+
+
+def pictures(labels: Tensor) -> Tensor:
+    noise = torch.randn(len(labels), CLASSES, 2, 2, generator=torch.Generator().manual_seed(int(labels.sum())))
+    return (one_hots(labels)[:, :, None, None] + 0.2 * noise).clamp(0, 1)
+
+
+def sorted_stream() -> list[Tensor]:
+    return [pictures(part) for part in torch.arange(CLASSES).repeat_interleave(64).split(16)]
+
+
+@pytest.mark.parametrize("method", ["norm", "t3a", "tent", "dpl_soft", "rotta"])
+def test_batches_of_one_class_keep_the_source_statistics(method: str) -> None:
+    model = dpl.adapt(Bright(), method, norm="auto", layout="as_is")
+    for batch in sorted_stream():
+        model(batch)
+    assert model.last["norm"] < 0.02
+
+
+def test_what_was_learnt_is_dropped_once_when_the_stream_proves_sorted() -> None:
+    model, source = dpl.adapt(Bright(), "dpl_soft", lr=0.1, layout="as_is"), Bright()
+    first = {name: p.detach() for name, p in source.named_parameters()}
+    steps = []
+    for batch in sorted_stream()[:6]:
+        before = model.method.effective_batch.correlated
+        model(batch)
+        steps.append(max(float((p.detach() - first[name]).abs().max()) for name, p in model.model.named_parameters()))
+        if model.method.effective_batch.correlated > before:
+            at = len(steps) - 1
+    assert steps[at - 1] > 0.2  # learnt at the full rate from batches that looked mixed
+    assert steps[at] < 0.05  # back at the source, then one step at a rate of n_e / n
+    assert model.method.effective_batch.correlated == 1
+
+
+@pytest.mark.parametrize(("size", "rate"), [(64, 0.5), (32, 0.5), (8, 0.125)])
+@pytest.mark.parametrize("kind", ["batch", "group"])
+def test_the_learning_rate_follows_the_effective_size(kind: str, size: int, rate: float) -> None:
+    model = dpl.adapt(network(kind), "tent", norm="auto", lr=0.5, optimizer="sgd")
+    model(images(size))
+    assert float(model.method.optimizer.optimizer.param_groups[0]["lr"]) == rate
+
+
+def test_a_sorted_stream_lowers_the_learning_rate() -> None:
+    model = dpl.adapt(Bright(), "tent", norm="auto", lr=0.5)
+    for batch in sorted_stream():
+        model(batch)
+    assert float(model.method.optimizer.optimizer.param_groups[0]["lr"]) < 0.02
+
+
+@pytest.mark.parametrize("check", [reset_is_exact, resumes_exactly, copies_are_independent, predict_changes_nothing])
+@pytest.mark.parametrize("method", ["norm", "tent", "dpl_soft"])
+def test_it_is_part_of_the_state(method: str, check: object) -> None:
+    check(Subject(method, Bright(), sorted_stream()[2:8], {"norm": "auto"}))  # type: ignore[operator]
+
+
+def test_the_second_look_sees_the_source_model() -> None:
+    model, batch = dpl.adapt(network(), "tent", norm="auto", lr=0.1, layout="as_is"), images(8)
+    for _ in range(3):
+        model(batch)
+    seen = model.method.effective_batch._source_predictions(batch)
+    assert torch.allclose(seen, network()(batch).softmax(dim=1).detach())
