@@ -51,7 +51,7 @@ def test_the_expected_fraction_is_restored(rate: float) -> None:
 
 def test_every_weight_is_restored_equally_often_and_independently() -> None:
     generator, times = torch.Generator().manual_seed(0), 4000
-    hits = torch.stack([_hits(12, 0.2, generator) for _ in range(times)])
+    hits = torch.stack([_hits(12, 0.2, generator, torch.device("cpu")) for _ in range(times)])
     assert (hits.mean(dim=0) - 0.2).abs().max() < 4 * (0.16 / times) ** 0.5
     together = torch.corrcoef(hits.T) - torch.eye(12)
     assert together.abs().max() < 4.5 / times**0.5

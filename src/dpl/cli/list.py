@@ -56,11 +56,12 @@ def _print_methods(as_json: bool) -> None:
     if as_json:
         print_json(records)
         return
-    headers = ["method", "trains", "norm", "output", "cost per batch", "needs", "paper"]
-    keys = ("name", "trains", "norm", "output", "passes")
+    headers = ["method", "trains", "norm", "output", "cost per batch", "host reads", "needs", "paper"]
+    keys = ("name", "trains", "norm", "output", "passes", "host_reads")
     rows = [[*(str(r[key]) for key in keys), ", ".join(r["needs"]) or "-", r["paper"]] for r in records]
     print_table(headers, rows)
-    print("\nX+dpl adds the DPL loss to any X that trains, e.g. eata+dpl. Settings: dpl list METHOD")
+    print("\nHost reads: how often a step away from a CPU waits for the device, beside the check of the batch.")
+    print("X+dpl adds the DPL loss to any X that trains, e.g. eata+dpl. Settings: dpl list METHOD")
 
 
 def _print_settings(name: str, as_json: bool) -> None:

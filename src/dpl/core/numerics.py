@@ -1,6 +1,7 @@
 """Numerics that losses, memories and normalisation share: precision, cosines, and moments of feature maps."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec
 
@@ -11,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from dpl.core.errors import InputError, SettingError
 
-__all__ = ["at_least_float32", "cosines", "full_precision", "variance_and_mean"]
+__all__ = ["at_least_float32", "cosines", "full_precision", "is_autocast_on", "variance_and_mean", "without_autocast"]
 
 P = ParamSpec("P")
 
@@ -21,15 +22,26 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which no autocast is on for this device."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()
+
+
+def is_autocast_on(device: torch.device) -> bool:
+    """Return whether autocast is on; not every kind of device knows it."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
 def full_precision(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """Run `loss` outside autocast: at tau = 0.01 a bfloat16 cosine would be wrong by 0.4 in the exponent."""
 
     @wraps(loss)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         inputs: list[Any] = [*args, *kwargs.values()]
-        device = next(value.device.type for value in inputs if isinstance(value, Tensor))
+        device = next(value.device for value in inputs if isinstance(value, Tensor))
         raised: Any = [at_least_float32(value) if isinstance(value, Tensor) else value for value in inputs]
-        with torch.autocast(device, enabled=False):
+        with without_autocast(device):
             return loss(*raised[: len(args)], **dict(zip(kwargs, raised[len(args) :], strict=True)))
 
     return wrapped
@@ -48,7 +60,7 @@ def cosines(anchors: Tensor, vectors: Tensor, temperature: float = 1.0, rows: Te
             f"vectors of shapes {tuple(anchors.shape)} and {tuple(vectors.shape)} cannot be compared; "
             "expected prototypes [C, d] and features [B, d] with the same d"
         )
-    with torch.autocast(vectors.device.type, enabled=False):
+    with without_autocast(vectors.device):
         anchors = anchors.to(torch.promote_types(anchors.dtype, torch.float32))
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         chosen = anchors if rows is None else anchors[rows]

@@ -26,7 +26,7 @@ class NamedOptimizer:
         lr: float,
         weight_decay: float = 0.0,
     ) -> None:
-        self.parameters = dict(parameters)
+        self.parameters, self._named = dict(parameters), isinstance(kind, str)
         self.optimizer = _make(list(self.parameters.values()), kind, lr, weight_decay)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
@@ -34,31 +34,58 @@ class NamedOptimizer:
         """Back-propagate and update, unless `should_step` is false; return whether it did.
 
         On a CPU the flag is read and the whole backward pass saved. Elsewhere reading it would make the
-        device wait, so the fused optimizer gets it as the flag that also stops a mixed-precision step.
+        device wait. There a caller's own optimizer alone has the flag read; others are called off on the device.
         """
-        if should_step is not None and (should_step.device.type == "cpu" or not self._can_be_called_off):
+        if should_step is not None and (should_step.device.type == "cpu" or not self._named):
             if not bool(should_step):
                 return False
             should_step = None
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        if should_step is not None:
-            self.optimizer.grad_scale = None  # type: ignore[attr-defined]
-            self.optimizer.found_inf = (~should_step).float()  # type: ignore[attr-defined]
-        self.optimizer.step()
-        if should_step is not None:
-            del self.optimizer.found_inf, self.optimizer.grad_scale  # type: ignore[attr-defined]
-        self.optimizer.zero_grad()
-        return True if should_step is None else should_step
+        if should_step is None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            return True
+        self.apply(should_step)
+        return should_step
 
     def scale_lr(self, factor: Tensor | float) -> None:
         """Set the learning rates to the given ones times a factor, which may stay on the device."""
         for group, lr in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = lr * factor
 
-    @property
-    def _can_be_called_off(self) -> bool:
-        return bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+    def apply(self, should_step: Tensor | None = None) -> None:
+        """Update by the gradients there are, unless a flag on the device is false; then forget them."""
+        if should_step is None:
+            self.optimizer.step()
+        elif self.optimizer.param_groups[0].get("fused"):
+            self._fused_step(should_step)
+        else:
+            self._masked_step(should_step)
+        self.optimizer.zero_grad()
+
+    def _fused_step(self, should_step: Tensor) -> None:
+        """Step with the flag that also stops a mixed-precision step."""
+        self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+        self.optimizer.found_inf = (~should_step).float()  # type: ignore[attr-defined]
+        try:
+            self.optimizer.step()
+        finally:
+            del self.optimizer.found_inf, self.optimizer.grad_scale  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def _masked_step(self, should_step: Tensor) -> None:
+        """Step, and take it back on the device where the flag is false; only counts on the host go on."""
+        before = {name: value.clone() for name, value in self._on_device().items()}
+        self.optimizer.step()
+        for name, value in self._on_device().items():
+            value.copy_(torch.where(should_step, value, before.get(name, torch.zeros_like(value))))
+
+    def _on_device(self) -> dict[str, Tensor]:
+        """Return parameters and state by name, without counts on the host."""
+        held = dict(zip(self.names(), self.tensors(), strict=True))
+        devices = {parameter.device for parameter in self.parameters.values()}
+        return self.parameters | {name: value for name, value in held.items() if value.device in devices}
 
     def tensors(self) -> list[Tensor]:
         """Return the optimizer's state, not copied."""
@@ -94,6 +121,8 @@ class NamedOptimizer:
             name, _, entry = key.rpartition("/")
             state.setdefault(index[name], {})[entry] = laid_out_like(self.parameters[name], value)
         groups = copy.deepcopy(self.optimizer.state_dict()["param_groups"])
+        if self._named:  # the parameters may have moved
+            groups = [group | {"fused": _has_fused_step(self.parameters.values())} for group in groups]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.optimizer.zero_grad()
 
@@ -105,10 +134,14 @@ def laid_out_like(parameter: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
 
 
+def _has_fused_step(parameters: Iterable[Tensor]) -> bool:
+    return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+
+
 def _make(parameters: list[Parameter], kind: str | OptimizerFactory, lr: float, weight_decay: float) -> Optimizer:
     if callable(kind):
         return kind(parameters)
-    fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+    fused = _has_fused_step(parameters)
     if kind == "adam":
         return Adam(parameters, lr=lr, weight_decay=weight_decay, fused=fused)
     if kind in ("sgd", "nesterov"):

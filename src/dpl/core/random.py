@@ -7,21 +7,31 @@ __all__ = ["Random"]
 
 
 class Random:
-    """A generator on the network's device, shared by a method and its parts."""
+    """A generator on the host, shared by a method and its parts.
+
+    Numbers are drawn on the host and sent to `device`. So a seed gives the same numbers on every device, and a state
+    travels between them.
+    """
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self.seed = seed
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.device = device
 
     def integers(self, high: int, count: int) -> Tensor:
         """Draw `count` whole numbers below `high`."""
-        return torch.randint(high, (count,), generator=self.generator, device=self.generator.device)
+        return self._sent(torch.randint(high, (count,), generator=self.generator))
+
+    def uniform(self, count: int) -> Tensor:
+        """Draw `count` numbers from 0 to 1, without 1."""
+        return self._sent(torch.rand(count, generator=self.generator))
+
+    def permutation(self, count: int) -> Tensor:
+        """Draw an order of `count` things."""
+        return self._sent(torch.randperm(count, generator=self.generator))
 
     def fresh_seed(self) -> int:
-        """Draw a seed for code that only knows the global generator (read it on the host: not for hot paths)."""
-        return int(self.integers(2**31 - 1, 1))
+        """Draw a seed for code that only knows the global generator."""
+        return int(torch.randint(2**31 - 1, (1,), generator=self.generator))
 
-    def follow(self, device: torch.device) -> None:
-        """Continue on another device; a generator cannot be moved, so it starts anew there."""
-        if self.generator.device != device:
-            self.generator = torch.Generator(device).manual_seed(self.seed)
+    def _sent(self, numbers: Tensor) -> Tensor:
+        return numbers.to(self.device, non_blocking=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpl.core.errors import SnapshotError
 
-__all__ = ["Stateful"]
+__all__ = ["Stateful", "move_module"]
 
 Value = Tensor | int | float | None
 
@@ -78,6 +78,11 @@ class Stateful:
         for name, part in self._parts.items():
             part.restore(dict(_below(state, name)))
 
+    def counters(self) -> set[str]:
+        """Return the names of the declared values that are plain numbers; these stay on the host."""
+        own = {name for name in self._values if isinstance(getattr(self, name), int | float)}
+        return own.union(*({f"{name}.{key}" for key in part.counters()} for name, part in self._parts.items()))
+
     def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
         """Apply a transfer (to another device or dtype) to everything declared."""
         for name in self._values:
@@ -85,9 +90,24 @@ class Stateful:
             if isinstance(value, Tensor):
                 setattr(self, name, transfer(value))
         for module in self._modules_.values():
-            module._apply(transfer)  # type: ignore[no-untyped-call]
+            move_module(module, transfer)
         for part in self._parts.values():
             part.move(transfer)
+
+
+def move_module(module: nn.Module, transfer: Callable[[Tensor], Tensor]) -> None:
+    """Apply a transfer to a module and keep its parameters the same objects: optimizers and methods refer to them.
+
+    Torch does that by itself except where the new device has tensors of another kind (meta, XLA).
+    """
+    first = next(module.parameters(), None)
+    alike = first is None or torch._has_compatible_shallow_copy_type(first, transfer(first.detach().flatten()[:0]))
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(swaps or not alike)
+    try:
+        module._apply(transfer)  # type: ignore[no-untyped-call]
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swaps)
 
 
 def _below(state: Mapping[str, Tensor], name: str) -> list[tuple[str, Tensor]]:

@@ -6,11 +6,12 @@ NeurIPS 2022.
 
 Samples are inserted one after another, and each decision depends on all earlier ones. These sequential algorithms run
 on the host, where a sample takes microseconds; a tensor formulation would launch a dozen kernels for each sample. The
-record of the bank is copied to the host once per batch.
+record of the bank and what is offered come to the host together, in one read.
 """
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -80,8 +81,9 @@ def insert_timely(
         raise InputError(
             f"labels have shape {tuple(labels.shape)} and uncertainty {tuple(uncertainty.shape)}; expected [B] twice"
         )
-    bank = _TimelyBank(record, policy)
-    for label, value in zip(labels.tolist(), uncertainty.tolist(), strict=True):
+    held, ages, doubts, offered, values = _on_host(*record, labels, uncertainty)
+    bank = _TimelyBank(_whole(held), _whole(ages), doubts, policy)
+    for label, value in zip(_whole(offered), values, strict=True):
         bank.add(label, value)
     return bank.result(record)
 
@@ -95,14 +97,15 @@ def insert_reservoir(record: ReservoirRecord, labels: Tensor, draws: Tensor) -> 
     Args:
         record: what the reservoir holds.
         labels: labels of the new samples [B].
-        draws: three random numbers in [0, 1) for each new sample [B, 3]: whether it enters (0: always), which of the
-            largest classes gives way, and which of its samples in their order of entry.
+        draws: three random numbers in [0, 1) for each new sample [B, 3], on the host: whether it enters (0: always),
+            which of the largest classes gives way, and which of its samples in their order of entry.
 
     Returns:
         The new record; the rows of the new samples that are in the bank at the end; the slot of each.
     """
-    reservoir = _ReservoirBank(record)
-    for row, (label, numbers) in enumerate(zip(labels.tolist(), draws.tolist(), strict=True)):
+    *held, offered = map(_whole, _on_host(*record, labels))
+    reservoir = _ReservoirBank(*held)
+    for row, (label, numbers) in enumerate(zip(offered, draws.tolist(), strict=True)):
         reservoir.add(row, label, *numbers)
     taken = sorted(reservoir.rows)
     rows = [reservoir.rows[slot] for slot in taken]
@@ -113,21 +116,31 @@ def insert_reservoir(record: ReservoirRecord, labels: Tensor, draws: Tensor) -> 
 
 def occupied_by_age(record: BankRecord) -> Tensor:
     """Return the occupied slots, class by class, the oldest sample of a class first."""
-    labels, ages = record.labels.tolist(), record.ages.tolist()
+    labels, ages = map(_whole, _on_host(record.labels, record.ages))
     order = sorted(
         (label, -age, slot) for slot, (label, age) in enumerate(zip(labels, ages, strict=True)) if label >= 0
     )
     return torch.tensor([slot for _, _, slot in order], dtype=torch.int64, device=record.labels.device)
 
 
+def _on_host(*vectors: Tensor) -> list[list[float]]:
+    """Read vectors in one transfer; whole numbers below 2^53 stay exact."""
+    numbers: list[float] = torch.cat([vector.double() for vector in vectors]).tolist()
+    ends = list(accumulate(map(len, vectors)))
+    return [numbers[end - len(vector) : end] for vector, end in zip(vectors, ends, strict=True)]
+
+
+def _whole(numbers: list[float]) -> list[int]:
+    return list(map(int, numbers))
+
+
 class _TimelyBank:
     """The record on the host during insertion; it stores insertion times, so that no age has to be advanced."""
 
-    def __init__(self, record: BankRecord, policy: BankPolicy) -> None:
+    def __init__(self, labels: list[int], ages: list[int], uncertainties: list[float], policy: BankPolicy) -> None:
         self.policy, self.now = policy, 0
-        self.labels: list[int] = record.labels.tolist()
-        self.inserted: list[int] = [-age for age in record.ages.tolist()]
-        self.uncertainties: list[float] = record.uncertainty.tolist()
+        self.labels, self.uncertainties = labels, uncertainties
+        self.inserted = [-age for age in ages]
         self.size = len(self.labels)
         self.members: dict[int, list[int]] = {}
         for slot, label in enumerate(self.labels):
@@ -185,10 +198,8 @@ class _TimelyBank:
 class _ReservoirBank:
     """The class-balanced reservoir on the host during insertion."""
 
-    def __init__(self, record: ReservoirRecord) -> None:
-        self.held: list[int] = record.labels.tolist()
-        self.entered: list[int] = record.entered.tolist()
-        self.counts: list[int] = record.counts.tolist()
+    def __init__(self, held: list[int], entered: list[int], counts: list[int]) -> None:
+        self.held, self.entered, self.counts = held, entered, counts
         self.next = 1 + max(self.entered)
         self.rows: dict[int, int] = {}  # slot -> row of the new sample in it
         self.members: dict[int, list[int]] = {}  # class -> its slots in order of entry

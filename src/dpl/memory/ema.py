@@ -32,18 +32,18 @@ def restore_randomly(
 ) -> None:
     """Restore each single weight to its source value with probability `rate`, in place.
 
-    One draw on the parameters' device covers them all; the mask is the weight of an interpolation, which is exact at
-    zero and one.
+    One draw on the host covers them all, so it is the same for every device; the mask is the weight of an
+    interpolation, which is exact at zero and one.
     """
     if rate == 0 or not parameters:
         return
     sizes = [parameter.numel() for parameter in parameters]
-    mask = _hits(sum(sizes), rate, generator)
+    mask = _hits(sum(sizes), rate, generator, parameters[0].device)
     masks = [part.view_as(p).to(p.dtype) for part, p in zip(mask.split(sizes), parameters, strict=True)]  # type: ignore[no-untyped-call]
     torch._foreach_lerp_(list(parameters), list(source), masks)
 
 
-def _hits(count: int, rate: float, generator: torch.Generator) -> Tensor:
+def _hits(count: int, rate: float, generator: torch.Generator, device: torch.device) -> Tensor:
     """Return `count` independent zeros and ones, ones with probability `rate`.
 
     The distance from one hit to the next is geometric, so it is enough to draw the hits: at the usual rate of 1 % a
@@ -51,11 +51,11 @@ def _hits(count: int, rate: float, generator: torch.Generator) -> Tensor:
     on one extra element, which is cut off.
     """
     if rate == 1:
-        return torch.ones(count, device=generator.device)
+        return torch.ones(count, device=device)
     enough = math.ceil(count * rate + 10 * math.sqrt(count * rate) + 10)
-    distances = torch.empty(enough, dtype=torch.int64, device=generator.device).geometric_(rate, generator=generator)
-    hits = (distances.cumsum(0) - 1).clamp(max=count)
-    return torch.zeros(count + 1, device=generator.device).index_fill_(0, hits, 1)[:count]
+    distances = torch.empty(enough, dtype=torch.int64).geometric_(rate, generator=generator)
+    hits = (distances.cumsum(0) - 1).clamp(max=count).to(device, non_blocking=True)
+    return torch.zeros(count + 1, device=device).index_fill_(0, hits, 1)[:count]
 
 
 def share_frozen(teacher: nn.Module, student: nn.Module) -> None:

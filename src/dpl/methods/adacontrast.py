@@ -94,7 +94,7 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
         # Its running statistics are only used where a batch has none; they follow the stream for that.
         self.declare_part("teacher", Teacher(network, settings.momentum, TrackRunning()))
         size, width, like = settings.queue_size, network.classifier.in_features, network.prototypes.detach()
-        noise = torch.randn(size, width, generator=self.random.generator, dtype=like.dtype, device=like.device)
+        noise = torch.randn(size, width, generator=self.random.generator, dtype=like.dtype).to(like.device)
         labels = self.random.integers(network.classes, size)
         self.declare(queue=F.normalize(noise, dim=1), queue_labels=labels, queue_next=0, seen=0)
         empty, uncertain = like.new_zeros(size, width), like.new_zeros(size, network.classes)

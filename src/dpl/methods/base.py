@@ -67,6 +67,8 @@ class Method(Stateful, Generic[S]):
         self.network, self.settings = network, settings
         self.facts: dict[str, Fact] = {}
         self.random = Random(settings.seed, network.device)
+        given = [getattr(settings, name, None) for name in ("augment", "weak", "strong")]
+        self.makes_views = self.info.views and not any(given)  # the built-in ones, which need images in [0, 1]
         self.effective_batch: EffectiveBatch | None = None
         network.norm.rule = rule = parse_norm(settings.norm, settings.norm_prior)
         if isinstance(rule, AutoBlend):
@@ -231,9 +233,12 @@ class GradientMethod(Method[G]):
         if self.settings.min_selected > 0 and objective.selected is not None:
             share = torch.as_tensor(objective.selected, device=finite.device)
             should_step = should_step & (share >= self.settings.min_selected)
+        share = self.share
+        if out.candidates is not None and finite.device.type == "cpu":  # elsewhere nothing asks for it
+            share = int(out.candidates.sum()) / len(out.whole)
         updated = self.optimizer.step(objective.value, should_step)
-        if updated is True and out.candidates is not None:  # a batch that changes nothing changes no state
-            self.share = int(out.candidates.sum()) / len(out.whole)
+        if updated is True:  # a batch that changes nothing changes no state
+            self.share = share
         self.facts = {"loss": objective.value.detach(), **objective.facts, "updated": updated}
         if updated is False:  # known on the host
             few = "too few samples" if self.settings.min_selected > 0 else "no sample"

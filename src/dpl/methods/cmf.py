@@ -45,6 +45,7 @@ class CMFSettings(ROIDSettings):
     updates="affine parameters of normalisation layers",
     passes="2 forward, 2 backward",
     views=True,
+    host_reads=1,
 )
 class CMF(ROID):
     """Weighted likelihood ratios, ensembled with filtered weights."""

@@ -35,7 +35,7 @@ from dpl.methods.settings import GradientSettings
 from dpl.network import Network
 from dpl.network.split import logits_of
 from dpl.objectives.consistency import soft_cross_entropy, symmetric_cross_entropy
-from dpl.views import View, check_images, cotta_view, seeded
+from dpl.views import cotta_view, seeded
 
 __all__ = ["CoTTA", "CoTTASettings"]
 
@@ -69,6 +69,7 @@ class CoTTASettings(GradientSettings, norm="batch", scope="all"):
     updates="all parameters",
     passes="3 forward (34 where the source is unsure), 1 backward",
     views=True,
+    host_reads=1,
 )
 class CoTTA(GradientMethod[CoTTASettings]):
     """A view-averaged teacher and stochastic restoring."""
@@ -85,8 +86,6 @@ class CoTTA(GradientMethod[CoTTASettings]):
 
     def step(self, images: Tensor) -> Tensor:
         """Ask the teacher, teach the student, let the teacher follow, restore."""
-        if self.settings.augment is None:
-            check_images(images)  # not only when the first batch comes that needs views
         for _ in range(self.settings.steps):
             target, facts = self.teach(images)
             with torch.enable_grad():
@@ -119,13 +118,10 @@ class CoTTA(GradientMethod[CoTTASettings]):
         total = torch.zeros((), device=images.device)
         for first in range(0, self.settings.views, at_once):
             count = min(at_once, self.settings.views - first)
-            views = seeded(self._draw(count), self.random.fresh_seed())(images)
+            views = torch.cat([seeded(self.augment, self.random.fresh_seed())(images) for _ in range(count)])
             with self.teacher.network.norm.using(groups=count):
                 total = total + self.teacher(views).logits.view(count, len(images), -1).sum(dim=0)
         return total / self.settings.views
-
-    def _draw(self, count: int) -> View:
-        return lambda images: torch.cat([self.augment(images) for _ in range(count)])
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ class DeYOSettings(GradientSettings, norm="batch"):
     paper="Lee et al., Entropy is not Enough for Test-Time Adaptation, ICLR 2024",
     updates="affine parameters of normalisation layers below the top",
     passes="2 forward, 1 backward",
+    host_reads=1,
 )
 class DeYO(GradientMethod[DeYOSettings]):
     """Entropy of samples that need their shape."""
@@ -102,7 +103,7 @@ class DeYO(GradientMethod[DeYOSettings]):
 
 def shuffle_patches(images: Tensor, patches: int, generator: torch.Generator | None = None) -> Tensor:
     """Cut each image [B, C, H, W] into patches x patches and put them together in a random order of its own."""
-    order = torch.rand(len(images), patches**2, generator=generator, device=images.device).argsort(dim=1)
+    order = torch.rand(len(images), patches**2, generator=generator).to(images.device, non_blocking=True).argsort(dim=1)
     return permute_patches(images, patches, order)
 
 

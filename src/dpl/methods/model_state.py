@@ -55,8 +55,9 @@ class ModelState:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything to a copy of `state` (checked before)."""
         self.network.module.load_state_dict(part_of(state, "model"))
-        device = self.network.device
-        self.method.restore({key: value.to(device) for key, value in part_of(state, "method").items()})
+        device, counters = self.network.device, self.method.counters()
+        own = part_of(state, "method").items()
+        self.method.restore({key: value if key in counters else value.to(device) for key, value in own})
         for name, optimizer in self.method.optimizers.items():
             optimizer.restore(part_of(state, name))
         self.method.random.generator.set_state(state["generator"].cpu())
@@ -67,9 +68,11 @@ class ModelState:
         self.method.move(transfer)
         for name, optimizer in self.method.optimizers.items():
             optimizer.restore({k: v if stays_on_host(k) else transfer(v) for k, v in states[name].items()})
-        self.origin = {key: value if stays_on_host(key) else transfer(value) for key, value in self.origin.items()}
+        counters = {f"method.{key}" for key in self.method.counters()}
+        stay = {key for key in self.origin if key in counters or stays_on_host(key)}
+        self.origin = {key: value if key in stay else transfer(value) for key, value in self.origin.items()}
         self.network.update_references()
-        self.method.random.follow(self.network.device)
+        self.method.random.device = self.network.device
 
     def tensors(self) -> list[Tensor]:
         """Return what a step can change in network and optimizers, not copied; frozen weights are left out."""

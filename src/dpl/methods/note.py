@@ -89,6 +89,7 @@ class InstanceAware:
     updates="affine parameters and running statistics of normalisation layers",
     passes="1 forward; every 64 images 1 forward and 1 backward over 64",
     needs_norm=True,
+    host_reads=2,
 )
 class NOTE(ReservoirMethod[NOTESettings]):
     """Instance-aware normalisation and a balanced reservoir."""
@@ -103,7 +104,7 @@ class NOTE(ReservoirMethod[NOTESettings]):
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Offer samples to the reservoir by their predicted class."""
-        draws = torch.rand(len(logits), 3, generator=self.random.generator, device=logits.device)
+        draws = torch.rand(len(logits), 3, generator=self.random.generator)
         return self.offer(logits.argmax(dim=1), draws, logits.shape[1])
 
     def learn(self) -> None:

@@ -65,6 +65,7 @@ class PeTTASettings(RoTTASettings, update_every=1):
     needs_classifier=True,
     source="once",
     views=True,
+    host_reads=3,
 )
 class PeTTA(RoTTA):
     """A robust bank, a teacher, and a leash as short as the divergence asks for."""

@@ -27,6 +27,7 @@ class MethodInfo:
     source: Literal["never", "once", "always"] = "never"  # when labelled source data are needed
     views: bool = False  # makes augmented views; images must be in [0, 1]
     min_batch: int = 1  # smaller batches are predicted without an update
+    host_reads: int = 0  # most reads on the host in a step away from a CPU, beside the model's own check of the batch
 
 
 _methods: dict[str, type["Method[Any]"]] = {}

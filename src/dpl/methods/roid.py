@@ -65,6 +65,7 @@ class ROIDSettings(GradientSettings, norm="batch"):
     updates="affine parameters of normalisation layers",
     passes="2 forward, 2 backward",
     views=True,
+    host_reads=1,
 )
 class ROID(GradientMethod[ROIDSettings]):
     """Weighted likelihood ratios and consistency, ensembled with the source."""

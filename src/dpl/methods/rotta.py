@@ -32,7 +32,7 @@ from dpl.network import Network, Pass
 from dpl.network.norm import BlendedStatistics
 from dpl.objectives import entropy_of_probabilities
 from dpl.objectives.consistency import soft_cross_entropy
-from dpl.views import check_images, cotta_view, seeded
+from dpl.views import cotta_view, seeded
 
 __all__ = ["RoTTA", "RoTTASettings"]
 
@@ -58,6 +58,7 @@ class RoTTASettings(MemoryBankSettings):
     updates="affine parameters and running statistics of normalisation layers",
     passes="1 forward; every 64 images 2 forward and 1 backward over 64",
     views=True,
+    host_reads=2,
 )
 class RoTTA(MemoryBankMethod[RoTTASettings]):
     """A robust bank and a teacher."""
@@ -74,12 +75,6 @@ class RoTTA(MemoryBankMethod[RoTTASettings]):
         self.declare_part("teacher", Teacher(network, settings.momentum))
         like = torch.empty(0, device=network.device, dtype=network.dtype)
         self.declare(**empty_record(settings.capacity, at_least_float32(like))._asdict())
-
-    def step(self, images: Tensor) -> Tensor:
-        """Refuse what no view can be made of, before anything changes; then as every method with a bank."""
-        if self.settings.augment is None:
-            check_images(images)
-        return super().step(images)
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:

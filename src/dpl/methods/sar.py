@@ -57,6 +57,7 @@ class SARSettings(UncertaintySettings, norm="batch", optimizer="sgd"):
     paper="Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023",
     updates="affine parameters of normalisation layers below the top",
     passes="2 forward, 2 backward",
+    host_reads=1,
 )
 class SAR(GradientMethod[SARSettings]):
     """Sharpness-aware and reliable entropy minimisation."""
@@ -96,11 +97,21 @@ class SAR(GradientMethod[SARSettings]):
             second = sum((term(again) for term in self.terms), own)
             self.optimizer.optimizer.zero_grad()
             second.value.backward()  # type: ignore[no-untyped-call]
-        self._commit(second, first.value.detach())
-        if self.facts["updated"] and out.candidates is not None:
-            self.share = int(out.candidates.sum()) / len(out.whole)
-        self._follow(own.value.detach(), still)
+        average, low = self._followed(own.value.detach(), still)
+        should_step = self._is_worth_a_step(second, first.value.detach())
+        self.facts = {"loss": second.value.detach(), **second.facts}
         self.facts |= {"reliable": out.share(reliable), "selected": out.share(still)}
+        share = self.share
+        if out.candidates is not None and images.device.type == "cpu":
+            share = int(out.candidates.sum()) / len(out.whole)
+        # The one read of a step: a return to the source is decided on the host.
+        updated, selected, self.facts["recovered"] = torch.stack([should_step, still.any(), low]).tolist()
+        self.facts["updated"] = updated
+        if selected:
+            self.average = average
+        if updated:
+            self.share = share
+            self.optimizer.apply()
         return out.whole
 
     def candidates(self, out: Pass) -> Tensor:
@@ -111,28 +122,22 @@ class SAR(GradientMethod[SARSettings]):
         """Eq. 2, over the reliable samples."""
         return Objective(masked_mean(self.settings.uncertainty(out.logits), reliable), reliable.any())
 
-    def _commit(self, second: Objective, first: Tensor) -> None:
-        """Step along the second pass's gradient unless there is none worth it."""
+    def _is_worth_a_step(self, second: Objective, first: Tensor) -> Tensor:
         should_step = second.value.detach().isfinite() & first.isfinite()
         if second.should_step is not None and self.settings.authors == "no":
             should_step = should_step & second.should_step
-        # Read on the host: whether to recover is decided there in any case, and the queue is at its end here.
-        updated = bool(should_step)
-        if updated:
-            self.optimizer.optimizer.step()
-        self.optimizer.optimizer.zero_grad()
-        self.facts = {"loss": second.value.detach(), **second.facts, "updated": updated}
+        return should_step
 
-    def _follow(self, loss: Tensor, selected: Tensor) -> None:
-        if bool(selected.any()):
-            momentum = self.settings.momentum
-            self.average = loss if self.average is None else momentum * self.average + (1 - momentum) * loss
+    def _followed(self, loss: Tensor, selected: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the average with this loss, and whether the average is too low after the batch."""
+        momentum, before = self.settings.momentum, self.average
+        average = loss if before is None else momentum * before + (1 - momentum) * loss
+        kept = torch.full_like(loss, torch.inf) if before is None else before
+        return average, torch.where(selected.any(), average, kept) < self.settings.recovery
 
     def _recover(self) -> None:
         """Return to the source if the loss has become suspiciously small."""
-        low = self.average is not None and bool(self.average < self.settings.recovery)
-        self.facts["recovered"] = low
-        if low:
+        if self.facts["recovered"]:
             restart(self, self.source_weights, optimizer=self.settings.authors == "no")
             if self.settings.authors != "official":
                 self.average = None

@@ -57,8 +57,8 @@ class EnsembleHead(nn.Module):
         narrow = max(1, width // 4)
 
         def drawn(*shape: int) -> nn.Parameter:
-            values = torch.empty(shape, device=random.generator.device, dtype=dtype)
-            return nn.Parameter(nn.init.kaiming_normal_(values, generator=random.generator))
+            values = nn.init.kaiming_normal_(torch.empty(shape, dtype=dtype), generator=random.generator)
+            return nn.Parameter(values.to(random.device))
 
         self.weight = drawn(narrow, width)
         self.scale_in = drawn(members, width)

@@ -53,6 +53,7 @@ class TASTBNSettings(GradientSettings, norm="batch"):
     updates="affine parameters of normalisation layers and a support set of images",
     passes="1 forward; 1 forward and backward of batch and supports",
     needs_classifier=True,
+    host_reads=1,
 )
 class TASTBN(GradientMethod[TASTBNSettings]):
     """Nearest neighbours vote in the network's own feature space."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dpl.core.errors import DplError, InputError, SettingError, SnapshotError
+from dpl.core.numerics import is_autocast_on
 from dpl.core.settings import make_settings
+from dpl.core.state import move_module
 from dpl.estimate import Estimate, Watch, estimate_settings, nothing_watched
 from dpl.guard import Guard, GuardSettings, guard_settings
 from dpl.methods.base import Fact, Method, Source
@@ -23,6 +26,7 @@ from dpl.network import Network
 from dpl.network.layout import channels_last, check_layout, rule_for, timed_layout
 from dpl.network.norm import RunningStatistics
 from dpl.snapshot import SnapshotStore, read_snapshot, write_snapshot
+from dpl.views import check_images
 
 __all__ = ["DEFAULT_METHOD", "AdaptiveModel", "adapt", "load"]
 
@@ -204,7 +208,7 @@ class AdaptiveModel(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Predict a batch, then adapt to it; return the logits [B, C]."""
         with self._lock:
-            self._check(images)
+            images = self._checked(images)
             if self.guard is None:
                 logits, self._facts = self.method(images), self.method.facts
                 if self.watch is not None:
@@ -219,7 +223,7 @@ class AdaptiveModel(nn.Module):
     def predict(self, images: Tensor) -> Tensor:
         """Predict a batch and change nothing."""
         with self._lock:
-            self._check(images)
+            images = self._checked(images)
             if self.guard is None:
                 return self.method.predict(images).detach()
             return self.guard.predict(images, self._confirm)
@@ -319,34 +323,36 @@ class AdaptiveModel(nn.Module):
         self.state.origin, self._prepared = self.state.copy(), set(prepared)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptiveModel:
-        super()._apply(fn)  # type: ignore[no-untyped-call]
+        move_module(self.model, fn)
         self.state.move(fn)
         for part in self._watching().values():
             part.move(fn)
         return self
 
-    def _check(self, images: Tensor) -> None:
-        """Refuse a batch that cannot be predicted, before anything has changed."""
+    def _checked(self, images: Tensor) -> Tensor:
+        """Return the images without a graph; refuse a batch that cannot be predicted, before anything has changed."""
         network = self.network
-        if not isinstance(images, Tensor):
-            raise InputError(f"images is {type(images).__name__}: expected a torch.Tensor [batch, channels, ...]")
-        if images.ndim < 2 or len(images) == 0:
-            raise InputError(f"images has shape {tuple(images.shape)}: expected a non-empty batch [batch, ...]")
-        if not images.is_floating_point():
-            raise InputError(f"images has dtype {images.dtype}: expected floating point; use images.float() / 255")
+        if not isinstance(images, Tensor) or images.ndim < 2 or len(images) == 0 or not images.is_floating_point():
+            raise InputError(_not_a_batch(images))
         if images.device != network.device:
             raise InputError(f"images is on {images.device}, the model on {network.device}; move one of them")
-        if images.dtype != network.dtype and not torch.is_autocast_enabled(images.device.type):
+        if images.dtype != network.dtype and not is_autocast_on(images.device):
             raise InputError(
                 f"images has dtype {images.dtype}, the model {network.dtype}; use images.to({network.dtype})"
             )
+        images = images.detach()
         if self.guard is not None:
-            return  # it excludes images that are not finite, and confirms the shape of the others
-        if not torch.isfinite(images).all():
+            return images  # it excludes images that are not finite, and confirms the shape of the others
+        # The one read that every method shares: two numbers, before the work of the batch is queued.
+        low, high = torch.stack(images.aminmax()).tolist()
+        if not (math.isfinite(low) and math.isfinite(high)):
             bad = (~images.isfinite().flatten(1).all(dim=1)).nonzero().flatten().tolist()
             raise InputError(f"images has non-finite values in rows {bad[:8]}; drop those rows and call again")
+        if self.method.makes_views:
+            check_images(images, (low, high))
         if images.shape[1:] not in self._shapes:
             self._confirm(images)
+        return images
 
     def _confirm(self, images: Tensor) -> ModelState:
         """Run one image of a new shape, before anything can change; return the state of the model.
@@ -362,6 +368,8 @@ class AdaptiveModel(nn.Module):
                 raise
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(f"the network refused images of shape {tuple(images.shape)}: {reason}") from error
+        if self.method.makes_views:
+            check_images(images)
         self._shapes.add(images.shape[1:])
         if not as_assumed:
             self._build(prepare=True)
@@ -378,6 +386,15 @@ class AdaptiveModel(nn.Module):
             return
         if self.layout == "channels_last":
             self._apply(channels_last)
+
+
+def _not_a_batch(images: object) -> str:
+    """Say what is wrong with something that is not a batch of images."""
+    if not isinstance(images, Tensor):
+        return f"images is {type(images).__name__}: expected a torch.Tensor [batch, channels, ...]"
+    if images.ndim < 2 or len(images) == 0:
+        return f"images has shape {tuple(images.shape)}: expected a non-empty batch [batch, ...]"
+    return f"images has dtype {images.dtype}: expected floating point; use images.float() / 255"
 
 
 def _as_batches(source: Source | tuple[Tensor, Tensor] | None) -> Source | None:

@@ -92,10 +92,11 @@ class Network:
         inputs: list[Tensor] = []
         hook = self._classifier and self._classifier.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
-            logits = logits_of(self.module(images))
+            output = self.module(images)
         finally:
             if hook:
                 hook.remove()
+        logits: Tensor = output if isinstance(output, Tensor) and output.ndim == 2 else logits_of(output)
         reference = logits.detach()
         return Pass(images, logits, inputs[-1] if inputs else None, reference, reference, len(images))
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpl.core.errors import InputError
-from dpl.core.numerics import at_least_float32
+from dpl.core.numerics import at_least_float32, without_autocast
 from dpl.views.colour import colour_jitter, saturation
 from dpl.views.draw import Draw, View
 from dpl.views.geometry import SamplingGrid, blur, centred, random_resized_crop, sample, wander, zoomed_crop
@@ -31,7 +31,7 @@ def cotta_view(*, per_sample: bool = True) -> View:
     def view(images: Tensor, draw: Draw) -> Tensor:
         images = _sampled_warp(_five_colours(images, draw), draw, "border", margin=2)
         images = blur(images, draw.uniform(0.001, 0.5), radius=2)
-        return images + 0.005 * torch.randn_like(images)
+        return images + 0.005 * draw.noise(images.shape)
 
     return _on_images(view, per_sample)
 
@@ -114,22 +114,28 @@ def _on_images(view: Callable[[Tensor, Draw], Tensor], per_sample: bool) -> View
 
     @torch.no_grad()
     def on_images(images: Tensor) -> Tensor:
-        check_images(images)
-        with torch.autocast(images.device.type, enabled=False):
+        if images.device.type == "cpu":  # elsewhere the host would wait; the model checks once a batch
+            check_images(images)
+        with without_autocast(images.device):
             wide = at_least_float32(images).clamp(0, 1).contiguous()  # each colour is worked on by itself
             return view(wide, Draw(wide, per_sample=per_sample)).clamp(0, 1).to(images.dtype)
 
     return on_images
 
 
-def check_images(images: Tensor) -> None:
-    """Refuse what cannot be an image, or was normalised outside the network: clipping would destroy it silently."""
+def check_images(images: Tensor, bounds: tuple[float, ...] | None = None) -> None:
+    """Refuse what cannot be an image, or was normalised outside the network: clipping would destroy it silently.
+
+    `bounds` are the lowest and the highest value, where they are known.
+    """
     if images.ndim != 4 or not images.is_floating_point():
         raise InputError(
             f"images has shape {tuple(images.shape)} and dtype {images.dtype}: the built-in views expect floating "
             "point [batch, channels, height, width]; pass augment= for other inputs"
         )
-    low, high = torch.stack(images.aminmax()).tolist()
+    if bounds is None:
+        bounds = tuple(torch.stack(images.aminmax()).tolist())
+    low, high = bounds
     if low < -_OVERSHOOT or high > 1 + _OVERSHOOT:
         raise InputError(
             f"images range from {low:.3g} to {high:.3g}: the built-in views expect [0, 1]; normalise inside "

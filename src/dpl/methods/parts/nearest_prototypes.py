@@ -41,7 +41,7 @@ class NearestPrototypes(Stateful):
         optimizer = torch.optim.Adam(self.head.parameters(), lr=_LR)
         self.prototypes = self._class_means(features, labels)
         for _ in range(epochs):
-            order = torch.randperm(len(labels), generator=self.random.generator, device=labels.device)
+            order = self.random.permutation(len(labels))
             for rows in torch.split(order, _BATCH):
                 self._fit_batch(optimizer, features[rows], views[rows], labels[rows], momentum)
         self.head.requires_grad_(False)

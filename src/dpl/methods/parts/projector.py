@@ -13,13 +13,13 @@ def make_projector(prototypes: Tensor, width: int, random: Random) -> nn.Module:
     """Return two linear layers with a ReLU between them, from the width of the prototypes to `width` (0: none)."""
     if width == 0:
         return nn.Identity()
-    layers, where = [], {"dtype": prototypes.dtype, "device": prototypes.device}
+    layers = []
     for inputs in (prototypes.shape[1], width):
-        layer = nn.utils.skip_init(nn.Linear, inputs, width, **where)  # type: ignore[no-untyped-call]
+        layer = nn.utils.skip_init(nn.Linear, inputs, width, dtype=prototypes.dtype)  # type: ignore[no-untyped-call]
         for parameter in layer.parameters():  # torch's own distribution, drawn from the method's generator
             nn.init.uniform_(parameter, -(inputs**-0.5), inputs**-0.5, random.generator)
         layers.append(layer)
-    return nn.Sequential(layers[0], nn.ReLU(), layers[1])
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1]).to(prototypes.device)
 
 
 def nearest_prototype(features: Tensor, prototypes: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""A conformance suite for methods: what every one of them promises, checked on any network.
-
-    from dpl.testing import check_method
-    check_method("my_method", network, batches)
+"""What every method promises, on any network.
 
 Each check is a function of a `Subject` that raises AssertionError with a sentence; `check_method` runs them all. Third
 parties run it on their own registered methods.
@@ -20,7 +17,11 @@ from torch import Tensor, nn
 from dpl.methods.settings import GradientSettings
 from dpl.model.adaptive import AdaptiveModel, adapt, load
 
-__all__ = ["CHECKS", "Subject", "check_method", "continue_from"]
+__all__ = [
+    "CHECKS", "Subject", "caller_is_untouched", "check_method", "continue_from", "copies_are_independent",
+    "last_is_filled", "predict_changes_nothing", "reset_is_exact", "resumes_exactly", "rolls_back",
+    "selected_samples_suffice", "stays_finite",
+]  # fmt: skip
 
 
 @dataclass

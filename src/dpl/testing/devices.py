@@ -1,0 +1,170 @@
+"""How a method behaves on a device, proven without one.
+
+Torch's `meta` device has shapes and types but no values. There an operation that mixes devices fails, and so does
+every read on the host. `HostReads` counts these reads and answers each with ones, so that a step can go on. A run with
+no read is a proof that the step stays on its device and that the host never waits for it.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpl.model.adaptive import AdaptiveModel
+from dpl.testing.checks import Subject
+
+__all__ = ["DeviceRun", "HostReads", "run_on_meta"]
+
+_HOST, _META = torch.device("cpu"), torch.device("meta")
+_aten = torch.ops.aten
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what the host reads from tensors on `meta` inside the block; every value read is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        """The number of reads."""
+        return self.reads.total()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Answer a read of a meta tensor; pass everything else on."""
+        answer = _ANSWERS.get(func)
+        if answer is not None:
+            read = answer(*args, **(kwargs or {}))
+            if read is not None:
+                self.reads[func._schema.name.removeprefix("aten::")] += 1
+                return read
+        return func(*args, **(kwargs or {}))
+
+
+def _scalar(tensor: Tensor) -> Any:
+    if tensor.device != _META:
+        return None
+    return torch.ones((), dtype=tensor.dtype).item()
+
+
+def _to_host(tensor: Tensor, *, device: torch.device | None = None, dtype: Any = None, **_other: Any) -> Tensor | None:
+    if tensor.device != _META or device != _HOST:
+        return None
+    return torch.ones(tensor.shape, dtype=dtype or tensor.dtype)
+
+
+def _copied_to_host(own: Tensor, tensor: Tensor, *_args: Any) -> Tensor | None:
+    return own.fill_(1) if own.device == _HOST and tensor.device == _META else None
+
+
+def _all_rows(tensor: Tensor) -> Tensor | None:
+    if tensor.device != _META:
+        return None
+    return torch.empty(tensor.numel(), tensor.ndim, dtype=torch.int64, device=_META)
+
+
+def _indexed(tensor: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
+    """Index by a mask as if all of it were true."""
+    if tensor.device != _META or not any(i is not None and i.dtype == torch.bool for i in indices):
+        return None
+    rows: list[Tensor | None] = []
+    for index in indices:
+        is_mask = index is not None and index.dtype == torch.bool
+        rows += list(_all_rows(index).unbind(1)) if is_mask else [index]  # type: ignore[arg-type, union-attr]
+    return _aten.index.Tensor(tensor, rows)  # type: ignore[no-any-return]
+
+
+def _unique(tensor: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor, Tensor] | None:
+    if tensor.device != _META:
+        return None
+    places = torch.empty(tensor.shape, dtype=torch.int64, device=_META)
+    return torch.empty_like(tensor).flatten(), places, places.flatten()
+
+
+def _counts(tensor: Tensor, _weights: Tensor | None = None, minlength: int = 0) -> Tensor | None:
+    if tensor.device != _META:
+        return None
+    return torch.empty(max(minlength, 1), dtype=torch.int64, device=_META)
+
+
+def _equal(first: Tensor, second: Tensor, *_args: Any, **_kwargs: Any) -> bool | None:
+    return True if _META in (first.device, second.device) else None
+
+
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    _aten._local_scalar_dense.default: _scalar,
+    _aten._to_copy.default: _to_host,
+    _aten.copy_.default: _copied_to_host,
+    _aten.nonzero.default: _all_rows,
+    _aten.index.Tensor: _indexed,
+    _aten._unique2.default: _unique,
+    _aten.bincount.default: _counts,
+    _aten.equal.default: _equal,
+    _aten.allclose.default: _equal,
+}
+
+
+@dataclass(frozen=True)
+class DeviceRun:
+    """What a run away from the CPU showed."""
+
+    step_reads: Counter[str]  # of the step that read most
+    predict_reads: Counter[str]
+
+    @property
+    def host_reads(self) -> int:
+        """The most reads of one step."""
+        return self.step_reads.total()
+
+
+def run_on_meta(subject: Subject, steps: int = 4) -> DeviceRun:
+    """Move a model that has adapted to `meta`, reset it, adapt, save its state and load one from the CPU.
+
+    Raises what torch raises where a step mixes devices.
+    """
+    model = subject.adapt()
+    subject.run(model, 2)
+    on_host = model.state_dict()
+    model.to(_META)
+    _everything_moved(model)
+    model.reset()
+    images = [batch.to(_META) for batch in subject.batches]
+    reads = [_reads_of(model, images[i % len(images)]) for i in range(steps)]
+    _everything_moved(model)
+    predicted = _reads_of(model.predict, images[0])
+    model.load_state_dict(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that a copy to meta copies no values
+        model.load_state_dict(on_host)
+    reads.append(_reads_of(model, images[0]))
+    _everything_moved(model)
+    model.reset()
+    return DeviceRun(max(reads, key=Counter.total), predicted)
+
+
+def _reads_of(call: Callable[[Tensor], Tensor], images: Tensor) -> Counter[str]:
+    with HostReads() as host:
+        logits = call(images)
+    if logits.device != _META or len(logits) != len(images):
+        raise AssertionError(
+            f"logits {tuple(logits.shape)} on {logits.device} for images {tuple(images.shape)} on meta"
+        )
+    return host.reads
+
+
+def _everything_moved(model: AdaptiveModel) -> None:
+    """Require that parameters, buffers and the method's tensors are on the device; numbers and counts stay."""
+    left = [name for name, value in model.model.state_dict(keep_vars=True).items() if value.device != _META]
+    left += [name for name, parameter in model.method.trainable.items() if parameter.device != _META]
+    counters = model.method.counters()
+    left += [n for n, value in model.method.state().items() if n not in counters and value.device != _META]
+    if left:
+        raise AssertionError(f"these were left on the CPU: {left[:4]}")
