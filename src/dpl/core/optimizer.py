@@ -29,6 +29,7 @@ class NamedOptimizer:
         self.parameters, self._named = dict(parameters), isinstance(kind, str)
         self.optimizer = _make(list(self.parameters.values()), kind, lr, weight_decay)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._factor: Tensor | float = 1.0  # of the learning rates, where the optimizer itself would have to read it
 
     def step(self, loss: Tensor, should_step: Tensor | None = None) -> Tensor | bool:
         """Back-propagate and update, unless `should_step` is false; return whether it did.
@@ -51,6 +52,13 @@ class NamedOptimizer:
 
     def scale_lr(self, factor: Tensor | float) -> None:
         """Set the learning rates to the given ones times a factor, which may stay on the device."""
+        if (
+            isinstance(factor, Tensor)
+            and factor.device.type != "cpu"
+            and not self.optimizer.param_groups[0].get("fused")
+        ):
+            self._factor = factor
+            return
         for group, lr in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = lr * factor
 
@@ -78,6 +86,8 @@ class NamedOptimizer:
         """Step, and take it back on the device where the flag is false; only counts on the host go on."""
         before = {name: value.clone() for name, value in self._on_device().items()}
         self.optimizer.step()
+        for name, parameter in self.parameters.items():
+            parameter.sub_(before[name]).mul_(self._factor).add_(before[name])
         for name, value in self._on_device().items():
             value.copy_(torch.where(should_step, value, before.get(name, torch.zeros_like(value))))
 

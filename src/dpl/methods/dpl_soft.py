@@ -107,6 +107,7 @@ class DPLSoftTerm(Term):
     updates="all parameters, a support set of features",
     passes="1 forward, 1 backward; 1 forward of 16 images",
     needs_classifier=True,
+    host_reads=1,  # norm="auto", until samples of a batch are first seen to be correlated
 )
 class DPLSoft(GradientMethod[DPLSoftSettings]):
     """Soft DPL."""
