@@ -15,6 +15,7 @@ __all__ = ["guard_page"]
 # Actions on single images or steps, whose reason is a sentence made at the time.
 _OTHER_REASONS = {
     "set_aside": "an image has a value that is not finite or too large: excluded, the others are predicted without it",
+    "not_learnt": "a constant frame or a further copy of an image: the source model predicts it, nothing is learned",
     "undo": "logits, loss or weights are not finite after the update: the state before it is restored",
     "suspect": "half of the limit is reached: the source model predicts this batch, and every batch is checked",
 }

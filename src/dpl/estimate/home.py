@@ -48,7 +48,7 @@ class Home(Stateful):
         offset = 0.0
         if self.known:
             offset = bounded_probit(self.accuracy, self.rows) - bounded_probit(self.firmness, self.rows)
-        return Signals(offset, self.temperature, self.balance)
+        return Signals(offset, self.temperature if self.known else None, self.balance)
 
     @torch.no_grad()
     def measure(self, predict: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]]) -> None:

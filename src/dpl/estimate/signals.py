@@ -9,8 +9,8 @@ transport   the mean probability under the best assignment of rows to classes wi
             for two balances: the source data's, and the other model's mean probabilities
 anchor      accuracy at home minus what the present weights have lost on labelled source images; adapted model only
 
-Without labelled data the first has no offset, the second no temperature and the third is left out. The difference
-between the two models is still meaningful then, the level is not.
+Without labelled data the first has no offset, the third is left out, and the temperature of the second is the one at
+which both agree for the adapted model. The difference between the models is still meaningful then, the level is not.
 """
 
 from dataclasses import dataclass
@@ -25,13 +25,15 @@ from dpl.estimate.transport import assigned_probability
 __all__ = ["Accuracies", "Signals", "Window", "accuracies", "bounded_probit", "share_of", "source_accuracy"]
 
 _NORMAL = NormalDist()
+_TEMPERATURES = torch.tensor([1.0, 1.2, 1.5, 1.8, 2.2, 2.7, 3.3, 4.0])
+_SAME = 3.0  # logits whose scales differ by less than this factor are taken as they are
 
 
 class Signals(NamedTuple):
     """What labelled source data say: the offset of firmness in probits, the temperature, the class balance."""
 
     offset: float = 0.0
-    temperature: float = 1.0
+    temperature: float | None = None  # None: found from the window itself
     balance: Tensor | None = None
 
 
@@ -69,19 +71,29 @@ def accuracies(window: Window, home: Signals, anchor: float = 1.0) -> Accuracies
     """Estimate both models' accuracy on one window; `anchor` is the most that the present weights can have."""
     agree = window.source.argmax(dim=1) == window.adapted.argmax(dim=1)
     logits = torch.stack([window.source, _same_scale(window.adapted, window.source, agree)]).double()
-    p = (logits / home.temperature).softmax(dim=2)
-    expected = torch.full_like(p[0, 0], 1 / p.shape[2]) if home.balance is None else home.balance.to(p)
-    means = p.mean(dim=1)
-    balances = torch.stack([expected, means[1], expected, means[0]])
-    transport = assigned_probability(p.repeat_interleave(2, dim=0), balances).reshape(2, 2).amax(dim=1).tolist()
-    firm = torch.stack([window.source_firm, window.adapted_firm]).double().mean(dim=1).tolist()
-    source, adapted = (min(_firmness(c, len(window), home), t) for c, t in zip(firm, transport, strict=True))
-    return Accuracies(min(adapted, anchor), source, float(agree.double().mean()))
+    shares = torch.stack([window.source_firm, window.adapted_firm, agree]).double().mean(dim=1).tolist()
+    firm = [_firmness(share, len(window), home) for share in shares[:2]]
+    if home.temperature is not None:
+        transport = _transport(logits, torch.tensor([home.temperature]), home.balance)[0]
+    else:  # the temperature at which the adapted model's probabilities are as high as its predictions are firm
+        tried = _transport(logits, _TEMPERATURES, home.balance)
+        transport = tried[(tried[:, 1] - firm[1]).abs().argmin()]
+    source, adapted = (min(both) for both in zip(firm, transport.tolist(), strict=True))
+    return Accuracies(min(adapted, anchor), source, shares[2])
+
+
+def _transport(logits: Tensor, temperatures: Tensor, balance: Tensor | None) -> Tensor:
+    """Return the transport signal of both models at each temperature [t, 2] for logits [2, n, C]."""
+    p = (logits / temperatures.to(logits)[:, None, None, None]).softmax(dim=3)
+    expected = torch.full_like(p[0, 0, 0], 1 / p.shape[3]) if balance is None else balance.to(p)
+    others = p.mean(dim=2).flip(1)  # the other model's mean probabilities
+    balances = torch.stack([expected.expand_as(others), others], dim=2)
+    return assigned_probability(p[:, :, None].expand(-1, -1, 2, -1, -1), balances).amax(dim=2)
 
 
 def source_accuracy(logits: Tensor, firm: Tensor, home: Signals) -> float:
     """Estimate the source model's accuracy on one window from itself alone."""
-    p = (logits.double() / home.temperature).softmax(dim=1)
+    p = (logits.double() / (home.temperature or 1.0)).softmax(dim=1)
     expected = torch.full_like(p[0], 1 / p.shape[1]) if home.balance is None else home.balance.to(p)
     return min(_firmness(float(firm.double().mean()), len(p), home), float(assigned_probability(p, expected)))
 
@@ -96,7 +108,9 @@ def _same_scale(adapted: Tensor, source: Tensor, agree: Tensor) -> Tensor:
     Methods differ in the scale of what they return, and entropy minimisation inflates it.
     """
     own, other = ((x.var(dim=1) * agree).sum() for x in (adapted, source))
-    return adapted * torch.where((own > 0) & (other > 0), (other / own.clamp(min=1e-12)).sqrt(), torch.ones_like(own))
+    factor = (other / own.clamp(min=1e-12)).sqrt()
+    usual = (own <= 0) | (other <= 0) | ((factor < _SAME) & (factor > 1 / _SAME))
+    return adapted * torch.where(usual, torch.ones_like(factor), factor)
 
 
 def bounded_probit(share: float, rows: int) -> float:

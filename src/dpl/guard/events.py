@@ -11,7 +11,7 @@ from dpl.guard.comparison import ComparisonResult
 __all__ = ["ACTIONS", "EventLog", "GuardEvent"]
 
 ACTIONS = (
-    *("set_aside", "undo", "trial_started", "trial_passed", "pause", "resume", "discard"),
+    *("set_aside", "not_learnt", "undo", "trial_started", "trial_passed", "pause", "resume", "discard"),
     *("suspect", "roll_back", "reset", "freeze", "unfreeze"),
 )
 _ALARMS = ("freeze",)

@@ -9,6 +9,7 @@ no method.
 Memory: one copy of the source weights, and two of what adaptation changes (before the step; last healthy).
 """
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,7 +24,15 @@ from dpl.estimate import Watch
 from dpl.guard.batch_dependence import stable_in_larger_batch
 from dpl.guard.comparison import ComparisonResult, SourceComparison
 from dpl.guard.events import EventLog, GuardEvent
-from dpl.guard.inputs import NoFiniteAnswer, RowCheck, nonfinite_as_zeros, refused_as_zeros, without_refused
+from dpl.guard.inputs import (
+    NoFiniteAnswer,
+    RowCheck,
+    RowCheckResult,
+    nonfinite_as_zeros,
+    refused_as_zeros,
+    split_useless,
+    without_refused,
+)
 from dpl.guard.policy import FREEZE, REASONS, ROLL_BACK, SMALL_BATCH, TRIAL_ROWS, EscalationPolicy, SmallBatchTrial
 from dpl.guard.settings import GuardSettings
 from dpl.guard.state_copy import SavedState, StateBuffer, all_finite, is_finite_after_step, relative_change
@@ -101,6 +110,8 @@ class Guard(Stateful):
             return self._for_all_rows(self._no_logits(images), refused, len(images))
         self.rows.remember(examined)
         self.policy.count_rows(len(kept))
+        if examined.useless:
+            return self._for_all_rows(self._answer_useful(state, images, examined), refused, len(images))
         try:
             logits = self._answer(state, kept)
         except NoFiniteAnswer as overflow:
@@ -113,13 +124,16 @@ class Guard(Stateful):
     @torch.no_grad()
     def predict(self, images: Tensor, confirm: Callable[[Tensor], ModelState]) -> Tensor:
         """Predict a batch and change nothing."""
-        refused = self.rows.examine(images).refused
-        kept = without_refused(images, refused)
+        examined = self.rows.examine(images)
+        refused, (kept, learnt) = examined.refused, split_useless(images, examined)
         state = confirm(kept if len(kept) else torch.zeros_like(images[:1]))
         if len(kept) == 0:
             return refused_as_zeros(self._no_logits(images), refused, len(images))
-        by_source = self.frozen or self._is_on_trial(kept)
-        logits = self.source(kept) if by_source else state.method.predict(kept).detach()
+        useful = kept[learnt] if examined.useless else kept
+        by_source = self.frozen or self._is_on_trial(kept) or len(useful) < min(SMALL_BATCH, len(kept))
+        logits = self.source(kept) if by_source else state.method.predict(useful).detach()
+        if not by_source and examined.useless:
+            logits = self.source(kept).index_copy(0, learnt.nonzero()[:, 0], logits)
         if not all_finite([logits]):
             logits = self.source(kept)
         return refused_as_zeros(nonfinite_as_zeros(logits), refused, len(images))
@@ -128,6 +142,25 @@ class Guard(Stateful):
     def source(self, images: Tensor) -> Tensor:
         """Return the logits of the frozen source model."""
         return logits_of(self._source(images))
+
+    def _answer_useful(self, state: ModelState, images: Tensor, examined: RowCheckResult) -> Tensor:
+        """Let the model see the useful images of a batch only; the source model predicts the others."""
+        kept, learnt = split_useless(images, examined)
+        useful = kept[learnt]
+        few = len(useful) < min(SMALL_BATCH, len(kept))  # statistics of what is left would be poor
+        reason = "too few useful images in the batch"
+        state.method.facts = {"updated": False, "reason": reason}
+        logits = nonfinite_as_zeros(self.source(kept))
+        if few:
+            self._serve_source(logits)
+        else:
+            with contextlib.suppress(NoFiniteAnswer):
+                logits[learnt] = self._answer(state, useful).to(logits)
+        row, why = next(iter(examined.useless.items()))
+        self.report["useless"] = examined.useless
+        about = f"{len(examined.useless)} of {len(images)} images, e.g. {row}: {why}"
+        self._record("not_learnt", f"{about}; the source model predicts them", times=len(examined.useless))
+        return logits
 
     def _answer(self, state: ModelState, images: Tensor) -> Tensor:
         if self.frozen:

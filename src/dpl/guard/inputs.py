@@ -3,6 +3,9 @@
 An image is judged by its peak, its largest absolute value: one pass over the pixels finds NaN, infinity and values out
 of range alike. The usual peak is at least 1 and is measured on accepted images. So images in [0, 1], normalised ones
 and those in [0, 255] all work without a setting.
+
+Two more kinds of image are valid but useless: a constant frame (a covered lens) and further copies of a frame (a camera
+that hangs). They would spoil batch statistics and teach nothing, so they are answered by the source model.
 """
 
 import math
@@ -15,15 +18,24 @@ from torch import Tensor
 from dpl.core.state import Stateful
 from dpl.guard.settings import GuardSettings
 
-__all__ = ["NoFiniteAnswer", "RowCheck", "RowCheckResult", "nonfinite_as_zeros", "refused_as_zeros", "without_refused"]
+__all__ = [
+    "CONSTANT", "COPY", "NoFiniteAnswer", "RowCheck", "RowCheckResult", "nonfinite_as_zeros", "refused_as_zeros",
+    "split_useless", "without_refused",
+]  # fmt: skip
 
 _ABSURD = 1e6  # no image has such values, whatever the first batch looked like
 
 
+_FLAT = 1e-3  # of the usual peak: the range of values in a constant frame
+_EQUAL = 1e-6  # relative difference of the fingerprints of equal images
+CONSTANT, COPY = "a constant frame", "a copy of another image of the batch"
+
+
 class RowCheckResult(NamedTuple):
-    """The rows that must not enter, with the reason for each, and the usual peak once the others have entered."""
+    """Rows that must not enter and useless rows, with the reason for each, and the usual peak once the rest entered."""
 
     refused: dict[int, str]
+    useless: dict[int, str]
     usual_peak: float
 
 
@@ -39,9 +51,18 @@ class RowCheck(Stateful):
 
     def examine(self, images: Tensor) -> RowCheckResult:
         """Judge every row; change nothing."""
-        if self.usual_peak is not None and self._within(*torch.stack(torch.aminmax(images.detach())).tolist()):
-            return RowCheckResult({}, float(self.usual_peak))
-        smallest, largest = torch.aminmax(images.detach().flatten(1), dim=1)
+        flat = images.detach().flatten(1)
+        smallest, largest = torch.aminmax(flat, dim=1)
+        constant = largest - smallest <= _FLAT * (1.0 if self.usual_peak is None else float(self.usual_peak))
+        copy = _copies(flat) & ~constant
+        found = torch.stack([smallest.amin(), largest.amax(), (constant | copy).any().to(flat.dtype)]).tolist()
+        if found[2]:
+            rows = torch.stack([constant, copy]).tolist()
+            useless = {row: CONSTANT if flag else COPY for row, flag in enumerate(rows[0]) if flag or rows[1][row]}
+        else:
+            useless = {}
+        if self.usual_peak is not None and self._within(found[0], found[1]):
+            return RowCheckResult({}, useless, float(self.usual_peak))
         peak = torch.maximum(-smallest, largest)  # NaN stays NaN, and no comparison accepts it
         usual = _median(peak[peak <= _ABSURD]) if self.usual_peak is None else float(self.usual_peak)
         limit = min(self.settings.max_peak_factor * usual, _ABSURD)
@@ -53,7 +74,8 @@ class RowCheck(Stateful):
         bad = (~accepted).nonzero()[:, 0].tolist()
         bounds = torch.stack([smallest, largest], dim=1)[bad].tolist()
         reasons = {row: _reason(low, high, limit) for row, (low, high) in zip(bad, bounds, strict=True)}
-        return RowCheckResult(reasons, max(usual, _median(peak[accepted])))
+        useless = {row: why for row, why in useless.items() if row not in reasons}
+        return RowCheckResult(reasons, useless, max(usual, _median(peak[accepted])))
 
     def _within(self, smallest: float, largest: float) -> bool:
         """Say whether no value of a batch exceeds the usual peak; then the rows need no check one by one."""
@@ -68,6 +90,15 @@ class RowCheck(Stateful):
 
     def move(self, transfer: object) -> None:
         """Stay on the host."""
+
+
+def _copies(flat: Tensor) -> Tensor:
+    """Return which rows [n] of [n, d] equal an earlier row, by a fixed projection of each to one number."""
+    direction = torch.arange(flat.shape[1], device=flat.device, dtype=torch.float32).mul(12.9898).cos()
+    order = (flat.float() @ direction).sort(stable=True)
+    gap = order.values.diff()
+    equal = gap <= _EQUAL * order.values[1:].abs().clamp(min=1.0)
+    return torch.zeros(len(flat), dtype=torch.bool, device=flat.device).index_copy(0, order.indices[1:], equal)
 
 
 class NoFiniteAnswer(Exception):  # noqa: N818 - a message between two methods of the guard, never seen outside
@@ -85,6 +116,15 @@ def without_refused(images: Tensor, refused: Mapping[int, str]) -> Tensor:
     good = torch.ones(len(images), dtype=torch.bool, device=images.device)
     good[list(refused)] = False
     return images[good]
+
+
+def split_useless(images: Tensor, examined: RowCheckResult) -> tuple[Tensor, Tensor]:
+    """Return the images that were not refused, and which of them are useful."""
+    useful = torch.ones(len(images), dtype=torch.bool, device=images.device)
+    useful[list(examined.useless)] = False
+    accepted = torch.ones_like(useful)
+    accepted[list(examined.refused)] = False
+    return without_refused(images, examined.refused), useful[accepted]
 
 
 def refused_as_zeros(logits: Tensor, refused: Mapping[int, str], count: int) -> Tensor:
