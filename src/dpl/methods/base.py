@@ -22,7 +22,8 @@ from dpl.methods.parts.effective_batch import EffectiveBatch
 from dpl.methods.registry import MethodInfo
 from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass, StreamRule
-from dpl.network.norm import AutoBlend, parse_norm
+from dpl.network.norm import AutoBlend, RunningStatistics, parse_norm
+from dpl.network.target_statistics import TargetStatistics
 
 __all__ = ["Fact", "GradientMethod", "Method", "Objective", "Source", "Term"]
 
@@ -61,6 +62,7 @@ class Method(Stateful, Generic[S]):
 
     info: ClassVar[MethodInfo]
     settings_class: ClassVar[type[Settings]] = Settings
+    no_export: str = ""  # why no plain network can give this method's predictions
 
     def __init__(self, network: Network, settings: S) -> None:
         super().__init__()
@@ -76,6 +78,9 @@ class Method(Stateful, Generic[S]):
         if isinstance(rule, StreamRule):
             rule.attach(network.module, self.random)
             self.declare_part("norm_rule", rule)
+        self.target_statistics: TargetStatistics | None = None
+        if network.norm.layers and not isinstance(rule, RunningStatistics):
+            self.declare_part("target_statistics", TargetStatistics())
         network.module.requires_grad_(False)
 
     @classmethod
@@ -93,6 +98,15 @@ class Method(Stateful, Generic[S]):
         """The parameters that this method trains, by name."""
         return {name: p for optimizer in self.optimizers.values() for name, p in optimizer.parameters.items()}
 
+    @property
+    def predicting(self) -> Network:
+        """The network whose logits are the prediction."""
+        return self.network
+
+    def exported_classifier(self) -> tuple[Tensor, Tensor | None] | None:
+        """Return weight [C, d] and bias of the linear classifier that predicts, if it is not the network's own."""
+        return None
+
     def attach(self, source: Source | None) -> None:
         """Keep the source batches, for methods that read them at every step (also after a snapshot was loaded)."""
 
@@ -107,11 +121,15 @@ class Method(Stateful, Generic[S]):
             return self.predict(images).detach()
         if self.effective_batch is not None:
             self.effective_batch.look(images)
+        if self.target_statistics is not None:
+            self.target_statistics.begin(self.predicting.norm, len(images))
         self.network.norm.adapting = True
         try:
             logits = self.step(images).detach()
         finally:
             self.network.norm.adapting = False
+            if self.target_statistics is not None:
+                self.target_statistics.end(self.predicting.norm)
         if self.effective_batch is not None:
             self.facts["norm"] = self.effective_batch.rule.share(len(images))
         return logits

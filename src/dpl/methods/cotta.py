@@ -123,6 +123,11 @@ class CoTTA(GradientMethod[CoTTASettings]):
                 total = total + self.teacher(views).logits.view(count, len(images), -1).sum(dim=0)
         return total / self.settings.views
 
+    @property
+    def predicting(self) -> Network:
+        """The teacher's network."""
+        return self.teacher.network
+
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """Predict with the teacher."""

@@ -71,6 +71,7 @@ class DomainAdaptor(GradientMethod[DomainAdaptorSettings]):
     """Adaptively mixed statistics and generalised entropy."""
 
     settings_class = DomainAdaptorSettings
+    no_export = "each layer mixes the source's statistics anew with those of every batch"
 
     def loss(self, out: Pass) -> Objective:
         """Mean generalised entropy."""

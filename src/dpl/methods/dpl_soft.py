@@ -139,6 +139,12 @@ class DPLSoft(GradientMethod[DPLSoftSettings]):
         """Predict with the supports as they are."""
         return self.scores(self.network(images))
 
+    def exported_classifier(self) -> tuple[Tensor, Tensor | None] | None:
+        """Return the memory's directions, a linear layer without a bias, if they answer."""
+        if self.settings.answer == "classifier":
+            return None
+        return self.term.supports.directions(), None
+
     @torch.no_grad()
     def scores(self, out: Pass) -> Tensor:
         """Return the logits of the memory, or of the classifier if that is to answer."""

@@ -59,6 +59,7 @@ class LAME(Method[LAMESettings]):
     """Laplacian adjusted maximum-likelihood estimation."""
 
     settings_class = LAMESettings
+    no_export = "it changes the predictions of a batch together, so no network that sees one image can give them"
 
     def step(self, images: Tensor) -> Tensor:
         """Predict; nothing is carried to the next batch."""

@@ -95,6 +95,7 @@ class NOTE(ReservoirMethod[NOTESettings]):
     """Instance-aware normalisation and a balanced reservoir."""
 
     settings_class = NOTESettings
+    no_export = "it normalises each image by its own statistics"
 
     def __init__(self, network: Network, settings: NOTESettings) -> None:
         super().__init__(network, settings)

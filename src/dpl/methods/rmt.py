@@ -67,6 +67,7 @@ class RMT(GradientMethod[RMTSettings]):
     """Mean teacher, contrast and source replay."""
 
     settings_class = RMTSettings
+    no_export = "it adds the logits of two networks, the student and the teacher"
     teacher: Teacher
     projector: nn.Module
     prototypes: Tensor  # [C, d]; a row of zeros for a class without source images

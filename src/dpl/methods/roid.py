@@ -78,6 +78,8 @@ class ROID(GradientMethod[ROIDSettings]):
         super().__init__(network, settings)
         self.declare_part("source_weights", SourceWeights(self.trainable))
         self.declare(average=None)
+        if settings.prior != "off":
+            self.no_export = "it corrects the predictions of a batch by the class shares in it (prior='off' does not)"
         self.augment = settings.augment or roid_view(per_sample=False)
 
     def loss(self, out: Pass) -> Objective:

@@ -76,6 +76,11 @@ class RoTTA(MemoryBankMethod[RoTTASettings]):
         like = torch.empty(0, device=network.device, dtype=network.dtype)
         self.declare(**empty_record(settings.capacity, at_least_float32(like))._asdict())
 
+    @property
+    def predicting(self) -> Network:
+        """The teacher's network."""
+        return self.teacher.network
+
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """Predict with the teacher and its running statistics."""

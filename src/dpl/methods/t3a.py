@@ -68,5 +68,9 @@ class T3A(Method[T3ASettings]):
         """Predict with the supports as they are."""
         return self._score(self.network(images))
 
+    def exported_classifier(self) -> tuple[Tensor, Tensor | None]:
+        """Return the normalised templates, which are a linear layer without a bias."""
+        return self.supports.directions(), None
+
     def _score(self, out: Pass) -> Tensor:
         return self.supports.scores(out.z).to(out.logits.dtype)

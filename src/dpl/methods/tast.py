@@ -82,6 +82,7 @@ class TAST(Method[TASTSettings]):
     """Nearest neighbours vote in the spaces of an ensemble head."""
 
     settings_class = TASTSettings
+    no_export = "stored features of the stream vote for each prediction"
     supports: SupportSet
     head: EnsembleHead
 

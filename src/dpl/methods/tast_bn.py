@@ -59,6 +59,7 @@ class TASTBN(GradientMethod[TASTBNSettings]):
     """Nearest neighbours vote in the network's own feature space."""
 
     settings_class = TASTBNSettings
+    no_export = "stored images of the stream vote for each prediction"
     images: Tensor | None  # [N, ...]
     labels: Tensor | None  # [N]
     entropies: Tensor | None  # [N]

@@ -21,6 +21,7 @@ from dpl.guard import Guard, GuardSettings, guard_settings
 from dpl.methods.base import Fact, Method, Source
 from dpl.methods.model_state import ModelState, part_of
 from dpl.methods.registry import get_method
+from dpl.model.export import Exported, ExportFormat, export
 from dpl.model.last import Last
 from dpl.network import Network
 from dpl.network.layout import channels_last, check_layout, rule_for, timed_layout
@@ -124,6 +125,7 @@ def load(
         raise SnapshotError(
             f"cannot load {folder}: it was saved from a model with other weights; pass the same source model"
         )
+    adaptive.input_shape = manifest.get("input")
     adaptive._load_prepared(part_of(tensors, "origin"))
     adaptive.load_state_dict(part_of(tensors, "state"))
     return adaptive
@@ -177,6 +179,8 @@ class AdaptiveModel(nn.Module):
         self._source, self.calibration = _as_batches(source), _as_batches(calibrate)
         self._lock = threading.RLock()
         self._shapes: set[torch.Size] = set()  # of images that the network accepted
+        self.last_images: Tensor | None = None
+        self.input_shape: tuple[int, ...] | None = None
         self._confirm_with_source()
         self._build(prepare=not prepared)
         if self.watch is not None and self.calibration is not None:
@@ -209,6 +213,7 @@ class AdaptiveModel(nn.Module):
         """Predict a batch, then adapt to it; return the logits [B, C]."""
         with self._lock:
             images = self._checked(images)
+            self.last_images = images
             if self.guard is None:
                 logits, self._facts = self.method(images), self.method.facts
                 if self.watch is not None:
@@ -290,6 +295,7 @@ class AdaptiveModel(nn.Module):
             "classifier": self.network.classifier_name,
             "source": self.fingerprint,
             "layout": self.layout,
+            "input": self.input_shape if self.last_images is None else self.last_images.shape[1:],
             "guard": None if self.guard is None else vars(self.guard.settings),
             "estimate": None if self.watch is None else vars(self.watch.settings),
             "notes": dict(notes or {}),
@@ -298,6 +304,22 @@ class AdaptiveModel(nn.Module):
             tensors = {f"state.{key}": value for key, value in self.state_dict().items()}
         tensors |= {f"origin.{key}": self.state.origin[key] for key in self._prepared}
         return write_snapshot(Path(folder), manifest, tensors)
+
+    def export(
+        self, path: str | Path, format: ExportFormat = "state_dict", *, images: Tensor | None = None
+    ) -> Exported:
+        """Write the adapted network as a plain one that needs no `dpl`, with the statistics in use folded in.
+
+        Args:
+            path: a folder to make, or a file with the format's ending (.safetensors, .onnx, .pt2).
+            format: "state_dict", "onnx" or "torch_export".
+            images: on these the written network is compared with the adapted model (default: the last batch).
+
+        Returns:
+            The file's path, usable as one, and the agreement of the two models.
+        """
+        with self._lock:
+            return export(self, Path(path), format, images)
 
     def stored_settings(self) -> dict[str, Any]:
         """Return the settings as a file can hold them."""
@@ -308,8 +330,8 @@ class AdaptiveModel(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the lock out: a copy gets its own."""
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
+        """Leave the lock out, of which a copy gets its own, and the images."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"} | {"last_images": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

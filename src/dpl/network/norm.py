@@ -20,8 +20,8 @@ from dpl.core.numerics import at_least_float32, variance_and_mean
 
 __all__ = [
     "AutoBlend", "BatchStatistics", "BlendedStatistics", "MedianStatistics", "NormControl", "RecordedStatistics",
-    "Rule", "RunningStatistics", "TrackRunning", "add_rule", "blend", "channel_statistics", "install", "normalise",
-    "normalise_each", "parse_norm", "uninstall",
+    "Rule", "RunningStatistics", "Statistics", "TrackRunning", "add_rule", "blend", "channel_statistics", "install",
+    "normalise", "normalise_each", "parse_norm", "uninstall",
 ]  # fmt: skip
 
 Forward = Callable[[Tensor], Tensor]
@@ -29,7 +29,11 @@ Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a
 
 
 class Rule(Protocol):
-    """How one layer normalises one input; `forward` is the layer's original forward."""
+    """How one layer normalises one input; `forward` is the layer's original forward.
+
+    A rule that fixed statistics can stand for also has `target_share(count)`: the share in them of the statistics of
+    batches of `count` images, the rest being the running ones (`dpl.model.export`).
+    """
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Return the layer's output."""
@@ -38,6 +42,10 @@ class Rule(Protocol):
 @dataclass(frozen=True)
 class RunningStatistics:
     """The source model's running statistics, never updated."""
+
+    def target_share(self, count: int) -> float:
+        """None."""
+        return 0.0
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise as in evaluation mode."""
@@ -49,12 +57,23 @@ class RunningStatistics:
 class BatchStatistics:
     """The current batch's statistics; running statistics are not updated."""
 
+    def target_share(self, count: int) -> float:
+        """All."""
+        return 1.0
+
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise by the batch, or by running statistics where one value per channel has no variance."""
         if _values_per_channel(x) < 2 and layer.running_mean is not None:
             return RunningStatistics()(layer, forward, x, control)
         control.record_batch(layer, x)
-        with _hiding(layer, training=True, track_running_stats=False):
+        target = control.targets.pop(layer, None)
+        if target is None:
+            with _hiding(layer, training=True, track_running_stats=False):
+                return forward(x)
+        with _hiding(
+            layer, training=True, track_running_stats=True, num_batches_tracked=None, momentum=control.target_momentum,
+            running_mean=target[0], running_var=target[1],
+        ):  # fmt: skip
             return forward(x)
 
 
@@ -68,12 +87,17 @@ class BlendedStatistics:
     share: Tensor | float
     correction: int = 1
 
+    def target_share(self, count: int) -> float:
+        """The share of the blend."""
+        return float(self.share)
+
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise by the blended statistics."""
         if layer.running_mean is None or layer.running_var is None or _values_per_channel(x) < 2:
             fallback: Rule = BatchStatistics() if layer.running_mean is None else RunningStatistics()
             return fallback(layer, forward, x, control)
         variance, mean = channel_statistics(x, self.correction)
+        control.count(layer, mean, variance)
         mean = _lerp(layer.running_mean, mean, self.share)
         variance = _lerp(layer.running_var, variance, self.share)
         control.record(layer, mean, variance)
@@ -89,6 +113,10 @@ class TrackRunning:
 
     learning_only: bool = False
     momentum: float | None = None  # by which they move; None: the layer's own
+
+    def target_share(self, count: int) -> float:
+        """None: the running statistics follow the target themselves."""
+        return 0.0
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise as in training mode."""
@@ -109,6 +137,10 @@ class MedianStatistics:
     cannot move the median far. Of an even number of values it is the lower one of the middle.
     """
 
+    def target_share(self, count: int) -> float:
+        """All."""
+        return 1.0
+
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise around the median; gradients flow through the element that it is."""
         if _values_per_channel(x) < 2 and layer.running_mean is not None:
@@ -116,6 +148,7 @@ class MedianStatistics:
         values = at_least_float32(x).transpose(0, 1).flatten(1)
         median = values.median(dim=1).values
         variance = (values - median[:, None]).square().mean(dim=1)
+        control.count(layer, median, variance)
         control.record(layer, median, variance)
         return normalise(layer, forward, x, median.to(x.dtype), variance.to(x.dtype))
 
@@ -141,6 +174,10 @@ class AutoBlend:
         """The share of batch statistics for a batch of `count` images."""
         effective = self.effective_size(count)
         return effective / (effective + self.prior)
+
+    def target_share(self, count: int) -> float:
+        """The share that such a batch has now; reads it on the host."""
+        return float(self.share(count))
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise by the present blend."""
@@ -169,8 +206,10 @@ class NormControl:
     rule: Rule = field(default_factory=RunningStatistics)
     groups: int = 1  # a batch of this many equal parts, each normalised by itself (augmented views run together)
     recorded: Statistics | None = None
-    layers: int = 0  # that follow it
+    layers: list[_BatchNorm] = field(default_factory=list)  # that follow it
     adapting: bool = False  # rules that remember the stream follow it now
+    targets: Statistics = field(default_factory=dict)  # averages that the next pass of a layer enters (for exports)
+    target_momentum: float = 0.0  # its weight in them
 
     @property
     def per_sample(self) -> bool:
@@ -202,6 +241,14 @@ class NormControl:
             variance, mean = channel_statistics(x.detach())
             self.record(layer, mean, variance)
 
+    @torch.no_grad()
+    def count(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+        """Enter a batch's statistics into the layer's average, where one waits for them."""
+        target = self.targets.pop(layer, None)
+        if target is not None:
+            for average, fresh in zip(target, (mean, variance), strict=True):
+                average.lerp_(fresh.to(average.dtype), self.target_momentum)
+
     def record(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
         """Record given statistics if a recording is on."""
         if self.recorded is not None:
@@ -228,7 +275,7 @@ def install(module: nn.Module) -> NormControl:
         if isinstance(layer, _BatchNorm):
             layer.__class__ = _controlled(_original_class(layer))
             vars(layer)["norm_control"] = control
-            control.layers += 1
+            control.layers.append(layer)
     return control
 
 

@@ -108,7 +108,11 @@ class SupportSet(Stateful):
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:
         """Return T3A's logits: the inner products of features [B, d] with each class's mean direction."""
-        return _inner_products(features, F.normalize(at_least_float32(self.sums), dim=1))
+        return _inner_products(features, self.directions())
+
+    def directions(self) -> Tensor:
+        """Return each class's mean direction [C, d], the weight of a linear classifier without a bias."""
+        return F.normalize(at_least_float32(self.sums), dim=1)
 
     @torch.no_grad()
     def means(self) -> tuple[Tensor, Tensor]:
