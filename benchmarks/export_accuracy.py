@@ -24,7 +24,7 @@ from dpl.data.corruptions import corrupt
 DATA = Path(os.environ.get("DPL_DATA", "data"))
 STREAMS = (("contrast", 4), ("gaussian_noise", 3), ("fog", 5))
 METHODS = ("tent", "dpl", "t3a", "dpl_soft")
-ADAPTED, TESTED = 3000, 2000  # images
+ADAPTED, TESTED = 2000, 2000  # images
 
 PAGE = """# Accuracy of exported models
 

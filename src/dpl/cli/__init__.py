@@ -24,6 +24,7 @@ COMMANDS = {
     "report": "show runs of bench or adapt as one page that opens from disk",
     "reproduce": "run a table of the paper and show it, measured beside reported",
     "corrupt": "make corrupted copies of clean images, as in CIFAR-10-C and ImageNet-C",
+    "export": "write an adapted model as a plain one that needs no dpl",
     "list": "list the methods, or the settings of one",
 }
 

@@ -90,8 +90,8 @@ def plain_network(method: Method[Any]) -> tuple[nn.Module, str]:
         for layer, plain in zip(network.module.modules(), copy.modules(), strict=True):
             if isinstance(layer, _BatchNorm) and layer in averages:
                 mean, variance = averages[layer]
-                plain.running_mean.lerp_(mean, share)
-                plain.running_var.lerp_(variance, share)
+                plain.get_buffer("running_mean").lerp_(mean, share)
+                plain.get_buffer("running_var").lerp_(variance, share)
     classifier = method.exported_classifier()
     if classifier is not None:
         _set_classifier(copy.get_submodule(str(network.classifier_name)), *classifier)
@@ -199,7 +199,7 @@ def _write_program(network: nn.Module, draft: Path, example: Tensor) -> "Run":
     program = torch.export.export(_Logits(network), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     torch.export.save(program, draft)
     module = torch.export.load(draft).module()
-    return lambda images: module(images)  # type: ignore[no-any-return]
+    return lambda images: module(images)
 
 
 def _write_onnx(network: nn.Module, draft: Path, example: Tensor) -> "Run":

@@ -46,5 +46,5 @@ class TargetStatistics(Stateful):
         if self.mean is None or self.variance is None:
             like = next(iter(layers.values()), torch.empty(0))
             self.mean, self.variance = like.new_zeros(sum(widths)), like.new_zeros(sum(widths))
-        pairs = zip(self.mean.split(widths), self.variance.split(widths), strict=True)
+        pairs = zip(torch.split(self.mean, widths), torch.split(self.variance, widths), strict=True)
         return dict(zip(layers, pairs, strict=True))
