@@ -30,6 +30,7 @@ LAYERS = [
     {"reproduce", "demo"},
     {"report", "serve"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

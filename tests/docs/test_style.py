@@ -34,7 +34,7 @@ HAND_WRITTEN = {  # words of prose, without code and tables
     "results/README": 500,
     "results/calibration": 300,
     "results/figures": 700,
-    "saving": 300,
+    "saving": 400,
     "scale": 700,
     "serving": 900,
     "training": 500,
