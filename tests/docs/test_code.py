@@ -149,6 +149,7 @@ def test_settings_named_in_the_text_exist(page: str) -> None:
     """A setting that was renamed must not live on in a sentence such as `norm="batch", lr=1e-3`."""
     settings = {field.name for name in dpl.list_methods() for field in fields(get_method(name).settings_class)}
     known = settings | {field.name for field in fields(registry.MethodInfo)} | set(signature(dpl.adapt).parameters)
+    known |= set(signature(dpl.AdaptiveModel.export).parameters)
     known |= set(signature(SnapshotStore).parameters) | {"updated", "reason"}
     spans = re.findall(r"`([^`\n]+)`", prose(DOCS / f"{page}.md", spans=True))
     named = {name for span in spans for name in re.findall(r"(?<![\w.-])([a-z_]+)=", span) if "--" not in span}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import dpl
 from conformance.subjects import names, subject
 from dpl.demo.digits import load_source_network, uci_digits
+from dpl.model.export import reason_not_to_export
 from nets import SmallNet, images, network
 
 
@@ -108,7 +109,7 @@ def test_every_method_exports_or_says_why_not(tmp_path: Path, name: str) -> None
     one = subject(name)
     model = one.adapt()
     one.run(model, 3)
-    if model.method.no_export:
+    if reason_not_to_export(model.method):
         with pytest.raises(dpl.ModelError, match="cannot be exported: "):
             model.export(tmp_path / "a.safetensors")
         return

@@ -33,7 +33,7 @@ from dpl.network.target_statistics import RECENT
 if TYPE_CHECKING:
     from dpl.model.adaptive import AdaptiveModel
 
-__all__ = ["ExportFormat", "Exported", "export", "plain_network"]
+__all__ = ["ExportFormat", "Exported", "export", "plain_network", "reason_not_to_export"]
 
 ExportFormat = Literal["state_dict", "onnx", "torch_export"]
 _ENDINGS = {"state_dict": ".safetensors", "onnx": ".onnx", "torch_export": ".pt2"}
@@ -80,6 +80,9 @@ def export(model: "AdaptiveModel", path: Path, format: ExportFormat, images: Ten
 
 def plain_network(method: Method[Any]) -> tuple[nn.Module, str]:
     """Return a plain copy of the network that predicts, and where its BatchNorm statistics come from."""
+    reason = reason_not_to_export(method)
+    if reason:
+        raise ModelError(f"{method.info.name!r} cannot be exported: {reason}; model.save keeps the adaptive model")
     share = _share_of_batches(method)
     network, target = method.predicting, method.target_statistics
     copy = private_copy(network.module)
@@ -98,24 +101,23 @@ def plain_network(method: Method[Any]) -> tuple[nn.Module, str]:
     return copy, _describe(share, batches)
 
 
+def reason_not_to_export(method: Method[Any]) -> str:
+    """Return why no plain network can give the method's predictions; empty if one can."""
+    if method.no_export:
+        return method.no_export
+    kind, norm = type(method), method.predicting.norm
+    stated = kind.predicting is not Method.predicting or kind.exported_classifier is not Method.exported_classifier
+    if kind.predict is not Method.predict and not stated:
+        return "its prediction is more than one network's output"
+    if norm.layers and not hasattr(norm.rule, "target_share"):
+        return f"its statistics ({type(norm.rule).__name__}) are made for each batch or image and cannot be fixed"
+    return ""
+
+
 def _share_of_batches(method: Method[Any]) -> float:
-    """Return the share of batch statistics in those that normalise; refuse what no plain network can predict."""
-    name, rule = method.info.name, method.predicting.norm.rule
-    reason = method.no_export
-    own_way = (Method.predict, Method.predicting, Method.exported_classifier)
-    if (
-        not reason
-        and type(method).predict is not own_way[0]
-        and (type(method).predicting is own_way[1] and type(method).exported_classifier is own_way[2])
-    ):
-        reason = "its prediction is more than one network's output"
-    share = getattr(rule, "target_share", None)
-    if not reason and method.predicting.norm.layers and share is None:
-        reason = f"its statistics ({type(rule).__name__}) are made for each batch or image and cannot be fixed"
-    if reason:
-        raise ModelError(f"{name!r} cannot be exported: {reason}; model.save keeps the adaptive model")
-    target = method.target_statistics
-    return 0.0 if target is None or share is None else share(target.images)
+    """Return the share of batch statistics in those that normalise the usual batch."""
+    rule: Any = method.predicting.norm.rule
+    return 0.0 if method.target_statistics is None else rule.target_share(method.target_statistics.images)
 
 
 def _describe(share: float, batches: int) -> str:
