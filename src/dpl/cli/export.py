@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=get_args(ExportFormat), default="state_dict",
                         help="default: %(default)s, a safetensors file with the network's names")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("exported"), metavar="PATH",
-                        help="folder to make, or a .safetensors, .onnx or .pt2 file (default: %(default)s)")  # fmt: skip
+                        help="folder to make, or a .safetensors, .onnx or .pt2 file (default: exported)")  # fmt: skip
     parser.add_argument("--images", type=Path, metavar="DIR",
                         help="images of the stream, to compare the exported model with the adapted one")  # fmt: skip
 
