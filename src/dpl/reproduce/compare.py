@@ -1,10 +1,12 @@
 """A table of the paper with measured figures beside the printed ones: means, coverage, ranks, gains, footnotes."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import mode
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -18,6 +20,7 @@ __all__ = [
     "average", "column_group", "compare", "oracle", "seed_means",
 ]  # fmt: skip
 
+_MARKS = [*ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))]  # a, b ... z, aa, ab ...
 _WIDE = 8  # a table with more columns leaves out groups in which nothing was measured
 _LAST_DIGIT = "The printed cells' mean rounds to another last digit; unrounded cells could give the printed one."
 
@@ -43,8 +46,7 @@ class Measured:
         return self.parts == self.expected
 
 
-@dataclass(frozen=True)
-class SeedMeans:
+class SeedMeans(NamedTuple):
     """One value per seed, the mean over `parts` of `expected` streams."""
 
     values: "pd.Series[float]"
@@ -68,18 +70,6 @@ class Footnote:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One cell; a rank is 1 for the best of the column, 2 for the second best, None for the others."""
-
-    measured: Measured | None
-    reported: PrintedCell | None
-    measured_rank: int | None = None
-    reported_rank: int | None = None
-    marks: tuple[str, ...] = ()
-    """Footnotes on the printed figure."""
-
-
-@dataclass(frozen=True)
 class Column:
     """One column: `images` is the count behind most of its measured figures, None where nothing was measured."""
 
@@ -93,22 +83,51 @@ class Column:
         return f"{value:{'+' if self.signed else ''}.{self.digits}f}"
 
 
-@dataclass(frozen=True)
-class CellText:
-    """A figure as every format shows it: `82.1`, `0.32`, `3/4` of the streams, rank, footnote marks."""
+class CellText(NamedTuple):
+    """A figure as every format shows it: `82.1`, `0.32`, `3/4` of the streams, what it stands for, rank, marks."""
 
     figure: str
-    deviation: str = ""
+    deviation: str
     coverage: str = ""
-    images: str = ""
-    """How many there were, where it is not the column's number."""
+    scope: str = ""
+    """What went into the figure, where it is less or other than the column's."""
     rank: int | None = None
     marks: tuple[str, ...] = ()
 
-    @property
-    def scope(self) -> str:
-        """What went into the figure, where it is less or other than the column's."""
-        return ", ".join(word for word in (self.coverage, self.images) if word)
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell; a rank is 1 for the best of the column, 2 for the second best, None for the others."""
+
+    measured: Measured | None
+    reported: PrintedCell | None
+    measured_rank: int | None = None
+    reported_rank: int | None = None
+    marks: tuple[str, ...] = ()
+    """Footnotes on the printed figure."""
+
+    def measured_text(self, column: Column) -> CellText | None:
+        """Return the text of the measured figure, None where there is none."""
+        found = self.measured
+        if found is None:
+            return None
+        coverage = "" if found.complete else f"{found.parts}/{found.expected}"
+        images = "" if found.images == column.images else f"{found.images:,} images"
+        scope = ", ".join(filter(None, (coverage, images)))
+        return CellText(column.format(found.value), _two_digits(found.deviation), coverage, scope, self.measured_rank)
+
+    def reported_text(self, column: Column) -> CellText | None:
+        """Return the text of the printed figure, None where the paper prints none."""
+        cell = self.reported
+        if cell is None:
+            return None
+        return CellText(
+            column.format(cell.value), _two_digits(cell.deviation), rank=self.reported_rank, marks=self.marks
+        )
+
+
+def _two_digits(deviation: float | None) -> str:
+    return "" if deviation is None else f"{deviation:.2f}"
 
 
 @dataclass(frozen=True)
@@ -167,27 +186,7 @@ class ComparisonTable:
     def texts(self, row: ComparisonRow) -> tuple[list[CellText | None], list[CellText | None]]:
         """Return the two lines of a method: measured and printed figures."""
         pairs = list(zip(row.entries, self.columns, strict=True))
-        return [_measured_text(*pair) for pair in pairs], [_reported_text(*pair) for pair in pairs]
-
-
-def _measured_text(entry: Entry, column: Column) -> CellText | None:
-    """Return the text of a measured figure, None where there is none."""
-    found = entry.measured
-    if found is None:
-        return None
-    deviation = "" if found.deviation is None else f"{found.deviation:.2f}"
-    coverage = "" if found.complete else f"{found.parts}/{found.expected}"
-    images = "" if found.images == column.images else f"{found.images:,} images"
-    return CellText(column.format(found.value), deviation, coverage, images, entry.measured_rank)
-
-
-def _reported_text(entry: Entry, column: Column) -> CellText | None:
-    """Return the text of a printed figure, None where the paper prints none."""
-    cell = entry.reported
-    if cell is None:
-        return None
-    deviation = "" if cell.deviation is None else f"{cell.deviation:.2f}"
-    return CellText(column.format(cell.value), deviation, rank=entry.reported_rank, marks=entry.marks)
+        return [entry.measured_text(column) for entry, column in pairs], [e.reported_text(c) for e, c in pairs]
 
 
 Place = tuple[str, str]
@@ -331,10 +330,7 @@ def _shown(columns: Sequence[Column]) -> list[Column]:
 
 def column_group(column: str) -> str:
     """Return the beginning of a name such as `cifar10_c/5` or `clipart->real`, empty for others."""
-    for separator in ("/", "->"):
-        if separator in column:
-            return column.split(separator)[0]
-    return ""
+    return re.split("/|->", column)[0] if re.search("/|->", column) else ""
 
 
 def _ranks(table: Table, column: Column, names: Sequence[str], values: Values) -> tuple[dict[str, int], dict[str, int]]:
@@ -368,13 +364,7 @@ def _footnotes(table: Table) -> tuple[dict[Place, tuple[str, ...]], tuple[Footno
         texts += [_LAST_DIGIT] if (row, column) in table.last_digit else []
         texts += [f"{row}, {column}: {note}" for note in cell.notes]
         for text in texts:
-            names.setdefault(text, _letter(len(names)))
+            names.setdefault(text, _MARKS[len(names)])
         if texts:
             marks[row, column] = tuple(names[text] for text in texts)
     return marks, tuple(Footnote(mark, text) for text, mark in names.items())
-
-
-def _letter(number: int) -> str:
-    """Return a, b ... z, aa, ab ..."""
-    first, last = divmod(number, len(ascii_lowercase))
-    return (ascii_lowercase[first - 1] if first else "") + ascii_lowercase[last]
