@@ -147,7 +147,7 @@ def test_a_snapshot_of_another_job_is_refused(folder: Path, weights: Path, tmp_p
     assert main(arguments(folder, weights, tmp_path / "p.csv", "--snapshot", str(tmp_path / "s"))) == 0
     again = arguments(folder, weights, tmp_path / "p.csv", "--snapshot", str(tmp_path / "s"), "--seed", "5")
     assert main(again) == 2
-    assert "another run" in capsys.readouterr().err
+    assert "another run, which had other order;" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -382,7 +382,7 @@ def test_a_full_disk_is_reported_with_the_path_and_leaves_nothing(adapted, tmp_p
     monkeypatch.setattr(os, "fsync", full)
     assert main(["report", str(adapted), "--out", str(page)]) == 2
     error = capsys.readouterr().err
-    assert "No space left on device" in error
+    assert "No space left on device on the disk at /" in error
     assert str(page) in error
     assert list(page.parent.iterdir()) == []
 

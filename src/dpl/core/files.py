@@ -4,6 +4,7 @@ Everything is written under a draft name beside its place (`.NAME.*.tmp`), force
 act. A kill at any moment leaves the old content, the new content, or a draft that `clear_drafts` removes.
 """
 
+import errno
 import hashlib
 import os
 import secrets
@@ -157,9 +158,12 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Name the file in the system's errors; a full disk is otherwise reported without one."""
+    """Name the file in the system's errors, and the disk if that is full; both are otherwise missing."""
     try:
         yield
     except OSError as error:
         error.filename = error.filename or str(path)
+        if error.errno == errno.ENOSPC:
+            disk = next(folder for folder in path.absolute().parents if folder.is_mount())
+            error.strerror = f"{os.strerror(errno.ENOSPC)} on the disk at {disk}"
         raise

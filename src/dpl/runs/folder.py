@@ -63,21 +63,23 @@ class FolderRun:
         count = len(self.images)
         return np.random.default_rng(self.seed).permutation(count) if self.shuffled else np.arange(count)
 
-    def fingerprint(self) -> str:
-        """Hash everything that decides the stream, so that a run is never resumed on another one."""
+    def identity(self) -> dict[str, Any]:
+        """Return everything that decides the stream, so that a run is never resumed on another one."""
         digest = hashlib.sha256()
         for part in self.images.source.identity():
             digest.update(part)
-        about = [asdict(self.transform), self.batch_size, self.shuffled, self.seed, list(self.names)]
-        about += ["with source"] if self.with_source else []
-        digest.update(json.dumps(about).encode())
-        return digest.hexdigest()
+        return {
+            "images": digest.hexdigest(), "preparation of images": asdict(self.transform), "classes": list(self.names),
+            "batch size": self.batch_size, "order": self._order_name(), "source column": self.with_source,
+        }  # fmt: skip
+
+    def _order_name(self) -> str:
+        return f"shuffled with seed {self.seed}" if self.shuffled else "sorted by name"
 
     def description(self) -> dict[str, Any]:
         """Return what the record beside the predictions says about the run."""
-        order = f"shuffled with seed {self.seed}" if self.shuffled else "sorted by name"
-        known = {"classes": list(self.names), "batch_size": self.batch_size, "order": order, "seed": self.seed}
-        return known | dict(self.facts)
+        known = {"classes": list(self.names), "batch_size": self.batch_size, "order": self._order_name()}
+        return known | {"seed": self.seed} | dict(self.facts)
 
 
 @dataclass
@@ -136,12 +138,14 @@ def _resume(run: FolderRun, model: AdaptiveModel, network: nn.Module) -> tuple[A
     manifest = read_manifest(run.snapshot)
     notes = manifest["notes"]
     guard = None if model.guard is None else asdict(model.guard.settings)
-    stored = (manifest["method"], notes.get("job"), manifest["settings"], manifest["guard"])
-    wanted = (model.method.info.name, run.fingerprint(), model.stored_settings(), guard)
-    if list(stored) != json.loads(json.dumps(wanted)):
+    job = notes["job"] if isinstance(notes.get("job"), dict) else {}  # version 0.1 kept a hash
+    stored = {"method": manifest["method"], "guard": manifest["guard"]} | job | manifest["settings"]
+    wanted = {"method": model.method.info.name, "guard": guard} | run.identity() | model.stored_settings()
+    other = [name for name, value in json.loads(json.dumps(wanted)).items() if stored.get(name) != value]
+    if other:
         raise SnapshotError(
-            f"{run.snapshot} belongs to another run (other images, order, method, settings or guard); choose another "
-            "--snapshot folder, or remove it to start over"
+            f"{run.snapshot} belongs to another run, which had other {', '.join(other)}; choose another --snapshot "
+            "folder, or remove it to start over"
         )
     if not run.out.is_file() or run.out.stat().st_size < notes["bytes"]:
         raise DataError(f"{run.out} is shorter than when {run.snapshot} was saved; remove that snapshot to start over")
@@ -223,5 +227,5 @@ def _save(run: FolderRun, model: AdaptiveModel, result: FolderResult, file: IO[s
     os.fsync(file.fileno())
     result.estimate = None if model.watch is None else model.estimate().as_dict()
     if run.snapshot is not None:
-        model.save(run.snapshot, {"job": run.fingerprint(), "bytes": file.tell(), "result": asdict(result)})
+        model.save(run.snapshot, {"job": run.identity(), "bytes": file.tell(), "result": asdict(result)})
     record.write(asdict(result), len(run.images))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dpl.core.files import replacing
+from dpl.core.files import write_file
 from dpl.data.corruptions import corrupt
 from dpl.data.corruptions.apply import is_small
 from dpl.data.sets import Arrays, ImageSet
@@ -40,8 +40,9 @@ def regenerated(
             corrupted_pixels(chosen, row, int(place), transform, name, severity, seed)
             for row, place in enumerate(positions)
         ]
-        with replacing(path) as draft, draft.open("wb") as file:
-            np.save(file, np.stack(rows), allow_pickle=False)
+        buffer = io.BytesIO()  # numpy writes to a file without saying that the disk is full
+        np.save(buffer, np.stack(rows), allow_pickle=False)
+        write_file(path, buffer.getvalue())
     pixels = np.load(path, mmap_mode="r", allow_pickle=False)
     title = f"{clean.name} regenerated/{name}/{severity}"
     return ImageSet(title, clean.classes, chosen.labels, Arrays(pixels, origin=title))
