@@ -39,6 +39,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "come",
             "delta",
             "poem",
+            "memo",
             "roid",
             "cmf",
             "shot_im",

@@ -12,6 +12,7 @@ from nets import CLASSES, images, network
 QUICK: dict[str, dict[str, Any]] = {
     "adacontrast": {"queue_size": 64, "refine_after": 16},
     "cotta": {"views": 2},
+    "memo": {"views": 2, "augment": torch.clone},
     "rmt": {"warmup_samples": 0},
     "rotta": {"capacity": 16, "update_every": 16},
     "petta": {"capacity": 16},

@@ -14,6 +14,7 @@ from dpl.views import (
     adacontrast_strong_view,
     adacontrast_weak_view,
     cotta_view,
+    memo_view,
     rmt_view,
     roid_view,
     seeded,
@@ -22,7 +23,14 @@ from dpl.views.colour import brightness, colour_jitter, contrast, gamma, hue, sa
 from dpl.views.draw import Draw
 from dpl.views.geometry import blur, centred, crop, random_resized_crop, sample, turned, wander, zoomed_crop
 
-VIEWS: list[Callable[..., View]] = [cotta_view, rmt_view, roid_view, adacontrast_weak_view, adacontrast_strong_view]
+VIEWS: list[Callable[..., View]] = [
+    cotta_view,
+    rmt_view,
+    roid_view,
+    adacontrast_weak_view,
+    adacontrast_strong_view,
+    memo_view,
+]
 SIZES = [(5, 3, 32, 32), (2, 3, 96, 112), (3, 1, 17, 23), (1, 3, 8, 8), (2, 4, 1, 1)]
 
 try:
@@ -223,7 +231,9 @@ def test_a_fifth_of_the_strong_views_is_grey() -> None:
     assert 0.17 < grey.double().mean() < 0.23
 
 
-@pytest.mark.parametrize("make", [adacontrast_weak_view, adacontrast_strong_view], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [adacontrast_weak_view, adacontrast_strong_view, memo_view], ids=lambda make: make.__name__
+)
 @pytest.mark.parametrize(("side", "cropped"), [(32, False), (95, False), (96, True)])
 def test_large_images_are_cropped(make: Callable[..., View], side: int, cropped: bool) -> None:
     x = images(2, 3, side, side)

@@ -9,6 +9,7 @@ from dpl.views.recipes import (
     adacontrast_weak_view,
     check_images,
     cotta_view,
+    memo_view,
     rmt_view,
     roid_view,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "adacontrast_weak_view",
     "check_images",
     "cotta_view",
+    "memo_view",
     "rmt_view",
     "roid_view",
     "seeded",

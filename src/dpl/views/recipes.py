@@ -14,11 +14,20 @@ from torch import Tensor
 
 from dpl.core.errors import InputError
 from dpl.core.numerics import at_least_float32, without_autocast
+from dpl.views.augmix import augmix
 from dpl.views.colour import colour_jitter, saturation
 from dpl.views.draw import Draw, View
 from dpl.views.geometry import SamplingGrid, blur, centred, random_resized_crop, sample, wander, zoomed_crop
 
-__all__ = ["adacontrast_strong_view", "adacontrast_weak_view", "check_images", "cotta_view", "rmt_view", "roid_view"]
+__all__ = [
+    "adacontrast_strong_view",
+    "adacontrast_weak_view",
+    "check_images",
+    "cotta_view",
+    "memo_view",
+    "rmt_view",
+    "roid_view",
+]
 
 _LARGE = 96  # pixels a side from which "auto" crops: AdaContrast's authors crop photographs but not CIFAR images
 
@@ -75,6 +84,23 @@ def adacontrast_strong_view(*, crop: bool | None = None, per_sample: bool = True
         images = saturation(images, (~draw.chance(0.2)).to(images.dtype))  # a saturation of zero is grey
         sigma = torch.where(draw.chance(0.5), draw.uniform(0.1, 2), 0.001)  # so narrow that nothing is blurred
         return blur(F.pad(images, (6, 6, 6, 6), mode="replicate"), sigma, radius=6)
+
+    return _on_images(view, per_sample)
+
+
+def memo_view(*, crop: bool | None = None, per_sample: bool = True) -> View:
+    """Return the view of MEMO: a crop (of the image continued by 4 pixels), a flip, and AugMix.
+
+    From 96 pixels a side on (`crop=None`) the crop is a resized one of at least 8 % of the image, as for ImageNet.
+    """
+
+    def view(images: Tensor, draw: Draw) -> Tensor:
+        if _crops(crop, images):
+            places = random_resized_crop(images, draw, 0.08)
+        else:
+            grid, (right, down) = centred(images), (draw.uniform(-4.5, 4.5).round()[:, 0] for _ in range(2))
+            places = SamplingGrid(grid.x + right, grid.y + down)
+        return augmix(sample(images, places.flip(draw.chance(0.5))), draw)
 
     return _on_images(view, per_sample)
 
