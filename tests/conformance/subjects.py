@@ -17,6 +17,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "rotta": {"capacity": 16, "update_every": 16},
     "petta": {"capacity": 16},
     "note": {"capacity": 16, "update_every": 16},
+    "sotta": {"capacity": 16, "update_every": 16},
     "swr_nsp": {"probes": 16, "epochs": 1},
 }
 COMPOSED = ["shot_im+dpl", "eata+dpl", "roid+dpl", "adacontrast+dpl", "sar+dpl", "tent+dpl"]

@@ -20,7 +20,8 @@ OWN_CHECK = 1
 NAMES = names()
 META = torch.device("meta")
 VIEWS = [
-    views.cotta_view, views.rmt_view, views.roid_view, views.adacontrast_weak_view, views.adacontrast_strong_view
+    views.cotta_view, views.rmt_view, views.roid_view, views.adacontrast_weak_view, views.adacontrast_strong_view,
+    views.memo_view,
 ]  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def test_a_model_can_be_made_on_the_device(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tent", "dpl", "tent+dpl"])
-@pytest.mark.parametrize("norm", ["running", "batch", "track", 0.3, "auto", "median", "unmix"])
+@pytest.mark.parametrize("norm", ["running", "batch", "track", 0.3, "auto", "median", "unmix", "renorm"])
 def test_norm_rules_read_nothing(name: str, norm: str | float) -> None:
     once = 1 if norm == "auto" else 0  # whether to start again, until samples are first seen to be correlated
     assert _reads(name, norm=norm) == OWN_CHECK + once

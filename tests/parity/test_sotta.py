@@ -18,21 +18,19 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def traced_draws(name: str) -> list[Tensor]:
-    """Draws that make the bank remove the traced samples: one row for each sample that entered."""
+    """Draws that make the bank remove the traced samples."""
     recorded, held, batches = trace(name), Counter[int](), []
     for labels, added, classes, places in zip(
         *(recorded[f"batch/{key}"] for key in ("pseudo_label", "added", "removed_class", "removed_slot")), strict=True
     ):
         draws = []
         for label, entered, removed, place in zip(labels, added, classes, places, strict=True):
-            if not entered:
-                continue
             draw = [0.0, 0.0, 0.0]
             if removed >= 0:
                 largest = sorted(c for c in held if held[c] == max(held.values()))
                 draw = [0.0, (largest.index(removed) + 0.5) / len(largest), (place + 0.5) / held[removed]]
                 held[removed] -= 1
-            held[label] += 1
+            held[label] += int(entered)
             draws.append(draw)
         batches.append(torch.tensor(draws, dtype=torch.float64).reshape(-1, 3))
     return batches

@@ -96,7 +96,7 @@ def insert_reservoir(record: ReservoirRecord, labels: Tensor, draws: Tensor) -> 
 
     Args:
         record: what the reservoir holds.
-        labels: labels of the new samples [B].
+        labels: labels of the new samples [B]; -1: not offered.
         draws: three random numbers in [0, 1) for each new sample [B, 3], on the host: whether it enters (0: always),
             which of the largest classes gives way, and which of its samples in their order of entry.
 
@@ -106,7 +106,8 @@ def insert_reservoir(record: ReservoirRecord, labels: Tensor, draws: Tensor) -> 
     *held, offered = map(_whole, _on_host(*record, labels))
     reservoir = _ReservoirBank(*held)
     for row, (label, numbers) in enumerate(zip(offered, draws.tolist(), strict=True)):
-        reservoir.add(row, label, *numbers)
+        if label >= 0:
+            reservoir.add(row, label, *numbers)
     taken = sorted(reservoir.rows)
     rows = [reservoir.rows[slot] for slot in taken]
     results = reservoir.held, reservoir.entered, reservoir.counts, rows, taken

@@ -49,6 +49,7 @@ class SoTTASettings(MemoryBankSettings):
     paper="Gong et al., SoTTA: Robust Test-Time Adaptation on Noisy Data Streams, NeurIPS 2023",
     updates="affine parameters of normalisation layers below the top, and running statistics",
     passes="1 forward; every 64 images 2 forward and 2 backward over 64",
+    host_reads=2,
 )
 class SoTTA(ReservoirMethod[SoTTASettings]):
     """A bank of confident samples and sharpness-aware steps."""
@@ -62,11 +63,10 @@ class SoTTA(ReservoirMethod[SoTTASettings]):
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Let the confident samples in."""
         confidence, labels = at_least_float32(logits).softmax(dim=1).max(dim=1)
-        confident = (confidence >= self.settings.confidence).nonzero().flatten()
-        draws = torch.rand(len(confident), 3, generator=self.random.generator, device=logits.device)
+        offered = torch.where(confidence >= self.settings.confidence, labels, -1)
+        draws = torch.rand(len(logits), 3, generator=self.random.generator)
         draws[:, 0] = 0  # a confident sample always enters
-        rows, slots = self.offer(labels[confident], draws, logits.shape[1])
-        return confident[rows], slots
+        return self.offer(offered, draws, logits.shape[1])
 
     def learn(self) -> None:
         """Take a sharpness-aware step on the whole bank."""

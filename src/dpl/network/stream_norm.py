@@ -39,7 +39,7 @@ class StreamRule(Stateful):
             first += layer.num_features
         means = [layer.running_mean for layer in layers if layer.running_mean is not None]
         variances = [layer.running_var for layer in layers if layer.running_var is not None]
-        empty = [torch.zeros(0, device=random.generator.device)]
+        empty = [torch.zeros(0, device=random.device)]
         self.start(torch.cat(means or empty), torch.cat(variances or empty), random)
 
     def start(self, mean: Tensor, variance: Tensor, random: Random) -> None:
@@ -79,7 +79,7 @@ class UnMix(StreamRule):
     def start(self, mean: Tensor, variance: Tensor, random: Random) -> None:
         """Scatter the components around the source statistics, which half of the variance explains."""
         shape, k = (self.components, len(mean)), self.components
-        noise = torch.randn(shape, generator=random.generator, device=mean.device, dtype=mean.dtype)
+        noise = torch.randn(shape, generator=random.generator, dtype=mean.dtype).to(mean.device)
         scatter = (0.5 * k / (k - 1) * variance).sqrt() * noise
         self.declare(means=mean + scatter, variances=(0.5 * variance).expand(shape).clone())
 
