@@ -12,12 +12,14 @@ pytestmark = pytest.mark.skipif(not (find_spec("sklearn") and find_spec("mlxtend
 def test_pl_falls_below_the_source_and_dpl_rises_far_above(tmp_path: Path) -> None:
     from dpl.demo.digits import load_source_network
     from dpl.demo.show import run_demo, write_picture
+    from dpl.model.adaptive import DEFAULT_METHOD
 
     network, accuracy = load_source_network()
     assert accuracy > 95
     rows = {row.method: row for row in run_demo(network, 1, lambda _method, _result: None, limit=960)}
     assert rows["pl"].accuracy[0] < rows["source"].accuracy[0] - 10
     assert rows["dpl"].accuracy[0] > rows["source"].accuracy[0] + 20
+    assert max(rows.values(), key=lambda row: row.accuracy[0]).method == DEFAULT_METHOD
     picture = write_picture(list(rows.values()), tmp_path / "curves.png")
     assert picture.stat().st_size > 10_000
 

@@ -1,4 +1,4 @@
-"""Source, PL, TENT and DPL on the same stream of digits, several orders, with the paper's Figure 1 at the end."""
+"""Source, PL, TENT, DPL and the default on the same stream of digits, several orders, with the paper's Figure 1."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpl.demo.digits import uci_digits
-from dpl.model.adaptive import adapt
+from dpl.model.adaptive import DEFAULT_METHOD, adapt
 from dpl.reproduce.plotting import cumulative_accuracy
 from dpl.runs.online import OnlineResult, evaluate
 
@@ -26,6 +26,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pl": {"lr": 1e-4},
     "tent": {},
     "dpl": {"lr": 1e-4},
+    DEFAULT_METHOD: {},
 }
 
 

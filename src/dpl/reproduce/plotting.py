@@ -26,8 +26,9 @@ COLOURS = {
     "dpl_star": "#56b4e9",
     "dpl": "#009e73",
     "dpl_dagger": "#117733",
+    "dpl_soft": "#332288",
 }
-_OTHERS = ("#332288", "#aa4499", "#88ccee", "#882255", "#44aa99", "#661100")
+_OTHERS = ("#aa4499", "#88ccee", "#882255", "#44aa99", "#661100")
 _LABEL_GAP = 0.06  # of the axis' height, between the names at the right ends of curves
 FORMATS = ("png", "svg", "pdf")
 _PALETTE = 128
