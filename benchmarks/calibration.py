@@ -15,7 +15,7 @@ import torch
 from dpl.bench import BenchContext, Candidate, Cell, FileLocations, Store, read_grid, run_cells
 from dpl.bench.selection import complete
 
-CONFIG = Path(__file__).parents[1] / "configs" / "calibration.yaml"
+CONFIG = Path(__file__).parents[1] / "src/dpl/configs" / "calibration.yaml"
 SHOWN = {"temperature": "tau", "momentum": "eta", "reg_weight": "beta", "memory_grad": "memory_grad"}
 
 

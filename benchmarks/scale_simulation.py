@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--tflops", type=float, default=Machine.tflops)
     parser.add_argument("--store", nargs="*", type=Path, default=[])
     args = parser.parse_args()
-    shipped = sorted((Path(__file__).parents[1] / "configs").glob("table[0-9].yaml"))
+    shipped = sorted((Path(__file__).parents[1] / "src/dpl/configs").glob("table[0-9].yaml"))
     machine, costs = Machine(tflops=args.tflops), costs_from(args.store)
     print("| experiment | units | images | longest chain |" + "".join(f" {n} GPU |" for n in args.gpus))
     print("| --- " + "| ---: " * (3 + len(args.gpus)) + "|")

@@ -17,11 +17,14 @@ from dpl.core.errors import (
     SnapshotCorrupt,
     SnapshotError,
 )
+from dpl.core.extras import declare_torchvision_operators
 from dpl.methods import list_methods
 from dpl.model.adaptive import AdaptiveModel, adapt, load
 from dpl.model.last import Last
 
-__version__ = "0.2.0.dev0"
+declare_torchvision_operators()
+
+__version__ = "0.2.0"
 
 __all__ = [
     "AdaptiveModel",

@@ -11,11 +11,11 @@ from bench.tiny import everything_file, grid_of, make_weights, write_yaml
 from dpl.bench import FileLocations, read_grid
 from dpl.bench.grid import section_cells
 from dpl.bench.images import DOMAINS
-from dpl.bench.section import read_sections
+from dpl.bench.section import SHIPPED, read_sections
 from dpl.core.errors import DataError, SettingError
 from dpl.reproduce import paper
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = SHIPPED
 TABLES = [name for name in paper.tables() if name.startswith("table")]
 
 

@@ -214,3 +214,29 @@ def test_a_warning_is_one_line_without_code() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "warning: be careful\n"
+
+
+def test_a_misspelled_option_is_named_with_the_nearest_one(folder: Path, weights: Path, tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments(folder, weights, tmp_path / "p.csv"), "--metod", "tent"])
+    assert "unrecognized arguments: --metod tent. Did you mean '--method'?" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_package_is_imported_leaves_no_traceback() -> None:
+    code = "import sys\nclass Stop:\n    def find_spec(self, name, *_):\n        if name == 'dpl': raise KeyboardInterrupt\n"
+    code += "sys.meta_path.insert(0, Stop())\nfrom dpl_command import main\nsys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "dpl: interrupted\n")
+
+
+def test_ctrl_c_while_the_options_are_read_leaves_no_traceback(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("dpl.cli._parser", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["adapt"]) == 130
+    assert "dpl adapt: interrupted" in capsys.readouterr().err
+
+
+def test_torchvision_imports_after_dpl() -> None:
+    """The torchvision of the Python index lacks operators beside a CPU-only torch."""
+    pytest.importorskip("timm", reason="the extra `bench` is not installed")
+    code = "import dpl, sys; assert 'torchvision' not in sys.modules; from torchvision.models import resnet18"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

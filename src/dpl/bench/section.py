@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
+import dpl
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, FOLDER
 from dpl.bench.selection import PAPER_GRID
 from dpl.bench.unit import SourceData
@@ -24,7 +25,13 @@ from dpl.data.transforms import make_transform
 from dpl.streams import PROTOCOLS
 from dpl.streams.protocol import DELTAS, ORDERS
 
-__all__ = ["LEAVE_ONE_OUT", "SINGLE_SOURCE", "MethodEntry", "Section", "load_file", "read_sections", "within"]
+__all__ = [
+    "LEAVE_ONE_OUT", "SHIPPED", "SINGLE_SOURCE", "MethodEntry", "Section", "load_file", "read_sections", "shipped_or",
+    "within",
+]  # fmt: skip
+
+SHIPPED = Path(dpl.__file__).parent / "configs"
+"""The experiment files of the package."""
 
 LEAVE_ONE_OUT, SINGLE_SOURCE = "leave_one_domain_out", "single_source"
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
@@ -87,9 +94,15 @@ class Section(Checked):
             raise SettingError(f"holdout={self.holdout}: expected a fraction between 0 and 1, without both ends")
 
 
+def shipped_or(path: Path) -> Path:
+    """Return a file that exists as it is, otherwise the one of that name that ships with the package, if any."""
+    shipped = SHIPPED / f"{path.stem}.yaml"
+    return shipped if shipped.is_file() and not path.exists() else path
+
+
 def read_sections(source: Path | Mapping[str, Any]) -> tuple[str, list[Section]]:
     """Return the title of an experiment and its grids: one, or those under `sections` with the rest as default."""
-    content = load_file(source) if isinstance(source, Path) else dict(source)
+    content = load_file(shipped_or(source)) if isinstance(source, Path) else dict(source)
     title = str(content.pop("title", source.stem if isinstance(source, Path) else "experiment"))
     parts = content.pop("sections", [{}])
     with within(str(source) if isinstance(source, Path) else title):

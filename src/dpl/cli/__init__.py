@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dpl import __version__
 from dpl.core.allocator import keep_freed_memory
-from dpl.core.errors import DplError
+from dpl.core.errors import DplError, did_you_mean
 
 __all__ = ["main"]
 
@@ -32,30 +32,46 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (2 for a wrong name, path or value)."""
     words = [*(sys.argv[1:] if argv is None else argv)]  # `list` is a sub-command here
-    parser = _parser(words[0] if words and words[0] in COMMANDS else None)
-    args = parser.parse_args(words)
-    if args.command is None:
-        parser.print_help()
-        return 0
-    keep_freed_memory()
+    name = f"dpl {words[0]}" if words and words[0] in COMMANDS else "dpl"
     usual_format, warnings.formatwarning = warnings.formatwarning, _warning_line
     try:
-        module = importlib.import_module(f"dpl.cli.{args.command}")
-        return int(module.run(args) or 0)
+        return _run(words)
     except DplError as error:
-        print(f"dpl {args.command}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        print(f"dpl {args.command}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"dpl {args.command}: interrupted; what was finished is kept", file=sys.stderr)
+        print(f"{name}: interrupted; what was finished is kept", file=sys.stderr)
         return 130
     finally:
         warnings.formatwarning = usual_format
+
+
+def _run(words: list[str]) -> int:
+    parser = _parser(words[0] if words and words[0] in COMMANDS else None)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.error(_unrecognised(parser, words, unknown))
+    if args.command is None:
+        parser.print_help()
+        return 0
+    keep_freed_memory()
+    module = importlib.import_module(f"dpl.cli.{args.command}")
+    return int(module.run(args) or 0)
+
+
+def _unrecognised(parser: argparse.ArgumentParser, words: list[str], unknown: list[str]) -> str:
+    """Return argparse's own message with the nearest option."""
+    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    options = list(commands.choices[words[0]]._option_string_actions) if words[0] in commands.choices else []
+    option = next((word for word in unknown if word.startswith("--")), None)
+    near = did_you_mean(option.partition("=")[0], options, otherwise=" ") if option and options else ""
+    return f"unrecognized arguments: {' '.join(unknown)}{f'. {near}' if near.strip() else ''}"
 
 
 def _warning_line(

@@ -1,7 +1,7 @@
 """Optional dependencies, imported on use, and the choice of a device."""
 
-import importlib
-import sys
+import importlib.util
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 
 from dpl.core.errors import MissingExtraError, SettingError
 
-__all__ = ["choose_device", "optional", "torchvision"]
+__all__ = ["choose_device", "declare_torchvision_operators", "optional"]
 
 # Operators whose absence makes a registry torchvision fail at import beside a CPU-only torch.
 _MISSING_OPERATORS = ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -31,8 +31,6 @@ def choose_device(name: str | None = None) -> torch.device:
 def optional(name: str, extra: str) -> ModuleType:
     """Import the module `name`, or raise an error that names the extra to install."""
     try:
-        if name.split(".")[0] in {"timm", "torchvision"}:
-            torchvision()
         return importlib.import_module(name)
     except ImportError as error:
         raise MissingExtraError(
@@ -40,17 +38,20 @@ def optional(name: str, extra: str) -> ModuleType:
         ) from error
 
 
-def torchvision() -> ModuleType:
-    """Import torchvision, declaring the two operators that a CPU-only torch lacks if the import needs it."""
-    try:
-        return importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-    for name in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
+def declare_torchvision_operators() -> None:
+    """Declare the operators that torchvision registers kernels for, where its own library cannot be loaded.
+
+    The torchvision of the Python index is built for CUDA. Beside a CPU-only torch its library is skipped without a
+    word, and its import fails: "operator torchvision::nms does not exist". Here one small file is read, and nothing
+    imported.
+    """
+    if torch.version.cuda is not None or hasattr(torch.ops.torchvision, "nms"):
+        return
+    spec = importlib.util.find_spec("torchvision")
+    version = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
+    if version is None or not version.is_file() or "+cu" not in version.read_text():
+        return
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for operator in _MISSING_OPERATORS:
         library.define(operator)  # type: ignore[no-untyped-call]
     _declared.append(library)
-    return importlib.import_module("torchvision")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-import dpl
+from dpl.bench.section import SHIPPED
 from dpl.core.errors import SettingError, did_you_mean
 from dpl.core.extras import optional
 from dpl.reproduce.request import Request, Result
@@ -55,9 +55,7 @@ def experiment_file(name: str, given: Path | None) -> Path:
     """Return the experiment file that was asked for, or the one that belongs to a target."""
     if given is not None:
         return given
-    package = Path(dpl.__file__).parent
-    places = [folder / "configs" / f"{name}.yaml" for folder in (package, package.parents[1], Path())]
-    for place in places:
-        if place.is_file():
-            return place
-    raise SettingError(f"no experiment file {name}.yaml in {places[-1].parent.resolve()}; name one with --config FILE")
+    place = SHIPPED / f"{name}.yaml"
+    if place.is_file():
+        return place
+    raise SettingError(f"no experiment file {name}.yaml in {SHIPPED}; name one with --config FILE")
