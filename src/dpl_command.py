@@ -1,4 +1,4 @@
-"""The entry point of the command `dpl`. It lies outside the package, so that Ctrl-C while that is imported is caught."""
+"""The entry point of the command `dpl`, outside the package so that Ctrl-C while that is imported is caught."""
 
 import sys
 

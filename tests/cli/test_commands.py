@@ -223,7 +223,8 @@ def test_a_misspelled_option_is_named_with_the_nearest_one(folder: Path, weights
 
 
 def test_ctrl_c_while_the_package_is_imported_leaves_no_traceback() -> None:
-    code = "import sys\nclass Stop:\n    def find_spec(self, name, *_):\n        if name == 'dpl': raise KeyboardInterrupt\n"
+    code = "import sys\nclass Stop:\n    def find_spec(self, name, *_):\n"
+    code += "        if name == 'dpl': raise KeyboardInterrupt\n"
     code += "sys.meta_path.insert(0, Stop())\nfrom dpl_command import main\nsys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "dpl: interrupted\n")

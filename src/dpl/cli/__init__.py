@@ -68,7 +68,7 @@ def _run(words: list[str]) -> int:
 def _unrecognised(parser: argparse.ArgumentParser, words: list[str], unknown: list[str]) -> str:
     """Return argparse's own message with the nearest option."""
     (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    options = list(commands.choices[words[0]]._option_string_actions) if words[0] in commands.choices else []
+    options = [*commands.choices[words[0]]._option_string_actions] if words[0] in commands.choices else []
     option = next((word for word in unknown if word.startswith("--")), None)
     near = did_you_mean(option.partition("=")[0], options, otherwise=" ") if option and options else ""
     return f"unrecognized arguments: {' '.join(unknown)}{f'. {near}' if near.strip() else ''}"
