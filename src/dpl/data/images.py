@@ -22,6 +22,8 @@ EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm",
 
 # Named one by one: Pillow knows more formats, some of which start other programs (EPS) or are hardly tested.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+_UNTRUSTED_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")  # decoded in C, in memory that the header announces
+_TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF
 _ORIENTATION_TAG = 0x0112
 _ROTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -40,19 +42,24 @@ def decode(
     max_pixels: int = MAX_PIXELS,
     as_stored: bool = False,
     name: str | None = None,
+    untrusted: bool = False,
 ) -> Image.Image:
     """Return the image in a file, in bytes or in an open stream as 8-bit RGB, or raise DataError naming it.
 
     The number of pixels comes from the header and is checked before anything is decoded, so that a small file
-    cannot fill the memory. `as_stored` leaves out rotation and blending; `name` is used in messages.
+    cannot fill the memory. `as_stored` leaves out rotation and blending; `name` is used in messages. `untrusted` is for
+    files of strangers: it takes the common formats only, none of which lets a small file cost much time or memory.
     """
     if max_pixels < 1:
         raise SettingError(f"max_pixels={max_pixels}: expected a positive number of pixels")
     label = name or (str(source) if isinstance(source, str | os.PathLike) else "the image")
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    formats = _UNTRUSTED_FORMATS if untrusted else _FORMATS
     try:
-        with Image.open(stream, formats=_FORMATS) as image:
+        with Image.open(stream, formats=formats) as image:
             _check_size(image, max_pixels)
+            if untrusted and any(part[0] == "bmp_rle" for part in image.tile):
+                raise DataError("a BMP with run-length encoding; save it without, or as PNG")
             image.load()
             return _to_rgb(image) if as_stored else _on_white(_upright(image))
     except DataError as error:
@@ -60,7 +67,7 @@ def decode(
     except FileNotFoundError as error:
         raise DataError(f"{label}: no such file") from error
     except Exception as error:  # damaged bytes make Pillow raise nearly anything, from OSError to IndexError
-        raise DataError(f"{label}: {_reason(error)}") from error
+        raise DataError(f"{label}: {_reason(error, formats)}") from error
 
 
 def list_images(folder: str | os.PathLike[str], *, recursive: bool = False) -> list[Path]:
@@ -104,6 +111,9 @@ def _has_image_extension(name: str) -> bool:
 
 def _check_size(image: Image.Image, max_pixels: int) -> None:
     width, height = image.size
+    tags = getattr(image, "tag_v2", {})  # one tile of a TIFF may be larger than the image, and is decoded whole
+    if tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_LENGTH, 0) > max_pixels:
+        width, height = tags[_TILE_WIDTH], tags[_TILE_LENGTH]
     if width * height > max_pixels:
         raise DataError(
             f"{width} x {height} = {width * height / 1e6:.1f} megapixels; "
@@ -111,9 +121,9 @@ def _check_size(image: Image.Image, max_pixels: int) -> None:
         )
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, formats: tuple[str, ...]) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return f"not an image that can be read; expected one of {', '.join(_FORMATS)}"
+        return f"not an image that can be read; expected one of {', '.join(formats)}"
     return f"damaged or cut short ({type(error).__name__}: {error}); copy the file again or leave it out"
 
 
