@@ -95,7 +95,7 @@ def load(
     calibrate: Source | tuple[Tensor, Tensor] | None = None,
     **settings: Any,
 ) -> AdaptiveModel:
-    """Load an adaptive model from `AdaptiveModel.save`, or the newest intact one of a `SnapshotStore`.
+    """Load an adaptive model from `AdaptiveModel.save`, a stream's snapshot, or the newest intact one of a store.
 
     `model` is the source network that was wrapped then; other weights are refused. `settings` are only needed for
     values that a file cannot hold (a callable optimizer). What `calibrate=` showed is in the snapshot; pass it again so
@@ -105,6 +105,9 @@ def load(
         folder, manifest, tensors = folder.read()
     else:
         manifest, tensors = read_snapshot(Path(folder))
+    if "settings" not in manifest:
+        raise SnapshotError(f"{folder} does not say which method made it; only the dpl serve that wrote it can read it")
+    of_server = "removed" in manifest  # `dpl serve` stores what differs from the source state
     stored = {name: value for name, value in manifest["settings"].items() if value != _NOT_STORABLE}
     missing = set(manifest["settings"]) - set(stored) - set(settings)
     if missing:
@@ -119,13 +122,17 @@ def load(
         settings=stored | settings,
         guard=manifest.get("guard"),
         layout=manifest.get("layout", "as_is"),
-        prepared=True,
+        prepared=not of_server,
     )
     if manifest["source"] != adaptive.fingerprint:
         raise SnapshotError(
             f"cannot load {folder}: it was saved from a model with other weights; pass the same source model"
         )
     adaptive.input_shape = manifest.get("input")
+    if of_server:
+        state = adaptive.state_dict() | tensors
+        adaptive.load_state_dict({key: value for key, value in state.items() if key not in manifest["removed"]})
+        return adaptive
     adaptive._load_prepared(part_of(tensors, "origin"))
     adaptive.load_state_dict(part_of(tensors, "state"))
     return adaptive

@@ -8,9 +8,10 @@ version under a new `seq`. One server at a time may use a folder; its lock ends 
 """
 
 import json
+import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +20,22 @@ from urllib.parse import unquote
 
 from torch import Tensor
 
+import dpl
 from dpl.core.errors import SettingError, SnapshotError
 from dpl.core.files import clear_drafts, open_lock, remove_folder, sync_folder, write_file
 from dpl.snapshot import read_manifest, read_snapshot, write_snapshot
 
-__all__ = ["Kind", "SnapshotName", "StateDifference", "StreamSnapshot", "StreamStore"]
+__all__ = ["Kind", "SnapshotName", "StateDifference", "StreamSnapshot", "StreamStore", "is_stream_id"]
 
 Kind = Literal["auto", "manual"]
+_STREAM_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 _NAME = re.compile(r"(\d{12})-(\d{12})-(auto|manual)")
+_log = logging.getLogger("dpl.serve")
+
+
+def is_stream_id(text: str) -> bool:
+    """Return whether a text can be the name of a stream; it becomes the name of a folder."""
+    return _STREAM_ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, order=True)
@@ -62,13 +71,14 @@ class StreamSnapshot:
     difference: StateDifference
     adapted: int = 0  # batches
     images: int = 0
+    steps: int = 0  # of this process, when the snapshot was taken
 
 
 class StreamStore:
     """The folder with all streams of one server."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], keep: int) -> None:
-        self.folder = folder.resolve()
+        self.folder, self._identity = folder.resolve(), dict(identity)
         self._streams = self.folder / "streams"
         self._keep = keep
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -96,16 +106,16 @@ class StreamStore:
             for folder in (self.folder, self._streams, *filter(Path.is_dir, self._streams.iterdir())):
                 clear_drafts(folder)
             if not mark.exists():
-                write_file(mark, json.dumps(identity, indent=2))
+                write_file(mark, json.dumps({**identity, "dpl": dpl.__version__}, indent=2))
         except OSError as error:
-            return f"{self.folder}: {error.strerror or error}"
+            return str(error.strerror or error)
         return None
 
     def _compare(self, mark: Path, identity: dict[str, Any]) -> None:
         try:
             known = json.loads(mark.read_text())
-            different = [key for key, value in identity.items() if known.get(key) != value]
-        except (ValueError, AttributeError) as error:
+            different = [key for key, value in identity.items() if known.get(key, value) != value]
+        except (ValueError, AttributeError, RecursionError, OSError) as error:
             raise SettingError(f"{mark}: damaged ({error}); choose another --state folder") from error
         if different:
             raise SettingError(
@@ -114,9 +124,17 @@ class StreamStore:
             )
 
     def stream_ids(self) -> list[str]:
-        """Return the streams that have a snapshot."""
-        folders = self._streams.iterdir() if self._streams.is_dir() else ()
-        return sorted(unquote(path.name) for path in folders if path.name[0] != "." and any(_snapshots(path)))
+        """Return the streams that have a snapshot; a folder that no stream has made is named and left alone."""
+        found = []
+        for path in self._streams.iterdir() if self._streams.is_dir() else ():
+            stream_id = unquote(path.name)
+            if path.name[0] == "." or not any(_snapshots(path)):
+                continue
+            if is_stream_id(stream_id) and self._place(stream_id) == path:
+                found.append(stream_id)
+            else:
+                _log.warning("%s is not the folder of a stream; it is not used", path)
+        return sorted(found)
 
     def names(self, stream_id: str) -> list[SnapshotName]:
         """Return the names of a stream's snapshots, newest first."""
@@ -125,6 +143,7 @@ class StreamStore:
     def write(self, stream_id: str, snapshot: StreamSnapshot) -> None:
         """Write a snapshot durably, then remove the oldest ones beyond the number to keep."""
         manifest = {
+            **self._identity,
             "stream": stream_id,
             "seq": snapshot.name.seq,
             "version": snapshot.name.version,
@@ -153,21 +172,33 @@ class StreamStore:
     def counts(self, stream_id: str) -> tuple[int, int]:
         """Return the numbers of adapted batches and images of the newest snapshot, without reading its tensors."""
         for name in self.names(stream_id):
-            with suppress(SnapshotError, OSError, KeyError):
+            with suppress(Exception):  # the next one may be good
                 manifest = read_manifest(self._place(stream_id) / str(name))
                 return int(manifest["adapted"]), int(manifest["images"])
         return 0, 0
 
-    def newest(self, stream_id: str, before: int | None = None) -> tuple[StreamSnapshot | None, list[str]]:
-        """Return the newest valid snapshot (of a version below `before`), and what was wrong with newer ones."""
+    def newest(
+        self, stream_id: str, before: int | None = None, use: Callable[[StreamSnapshot], None] = lambda _: None
+    ) -> tuple[StreamSnapshot | None, list[str]]:
+        """Return the newest valid snapshot (of a version below `before`), and what was wrong with newer ones.
+
+        `use` is called with it; if that fails, an older one is tried.
+        """
         problems: list[str] = []
         for name in self.names(stream_id):
             if before is None or name.version < before:
                 try:
-                    return self.read(stream_id, name), problems
-                except (SnapshotError, OSError) as error:
-                    problems.append(str(error))
+                    snapshot = self.read(stream_id, name)
+                    use(snapshot)
+                    return snapshot, problems
+                except Exception as error:  # whatever is wrong with one snapshot, an older one may be good
+                    problems.append(f"{self._place(stream_id) / str(name)}: {error}")
         return None, problems
+
+    def size(self, stream_id: str) -> int:
+        """Return the bytes of a stream's snapshots."""
+        files = (file for name in self.names(stream_id) for file in (self._place(stream_id) / str(name)).iterdir())
+        return sum(file.stat().st_size for file in files)
 
     def delete(self, stream_id: str) -> None:
         """Remove a stream with all its snapshots."""

@@ -77,7 +77,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         entry = manifest["files"][_TENSORS]
         if not unchanged or not isinstance(entry["bytes"], int) or expected != _digest(manifest):
             raise ValueError("the checksum differs")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SnapshotCorrupt(f"{path}: not the JSON manifest of a snapshot ({error}); use an older one") from error
     if manifest.get("format") != FORMAT:
         writer = manifest.get("dpl", "0.1")  # format 1 did not name it
