@@ -25,6 +25,7 @@ from dpl.backbones import create
 from dpl.data import square
 from dpl.model.adaptive import AdaptiveModel
 from dpl.serve.app import make_app
+from dpl.serve.protocol import limited_protocol
 from dpl.serve.server import Server, open_server
 from dpl.serve.session import SourceState, same_bits
 from dpl.serve.settings import ServeSettings
@@ -119,7 +120,9 @@ def live(folder: Path, *, token: str | None = None, **settings: Any) -> Iterator
     torch.set_num_threads(1)
     server = open_live(folder, **settings)
     place = socket.create_server(("127.0.0.1", 0))
-    runner = uvicorn.Server(uvicorn.Config(make_app(server), log_level="error", timeout_graceful_shutdown=5))
+    protocol = limited_protocol(server.settings)
+    config = uvicorn.Config(make_app(server), http=protocol, ws="none", log_level="error", timeout_graceful_shutdown=5)
+    runner = uvicorn.Server(config)
     thread = threading.Thread(target=runner.run, kwargs={"sockets": [place]})
     thread.start()
     port = place.getsockname()[1]
@@ -143,17 +146,20 @@ def wait_for(condition: Any, seconds: float = 30.0) -> None:
 class Process:
     """`dpl serve` in a process of its own."""
 
-    def __init__(self, folder: Path, *options: str, method: str = "tent") -> None:
+    def __init__(
+        self, folder: Path, *options: str, method: str = "tent", prelude: str = "", source: Path | None = None
+    ) -> None:
+        """`prelude` is code that the process runs first; `source` is the folder of another version of the package."""
         weights = folder / "weights.safetensors"
         if not weights.exists():
             folder.mkdir(parents=True, exist_ok=True)
             save_file({key: value.contiguous() for key, value in network().state_dict().items()}, weights)
-        command = [sys.executable, "-c", "import dpl.cli, sys; sys.exit(dpl.cli.main())", "serve", "--json"]
+        command = [sys.executable, "-c", f"{prelude}\nimport dpl.cli, sys; sys.exit(dpl.cli.main())", "serve", "--json"]
         command += ["--model", str(weights), "--network", "debug_cnn"]
         command += ["--method", method, "--state", str(folder / "state"), "--port", "0", "--threads", "1", *options]
         self.log = (folder / "log.txt").open("ab")
         start = time.monotonic()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"PYTHONPATH": str(source)} if source else {})}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, env=environment)
         self.about = self._first_document()
         self.url = self.about["url"]

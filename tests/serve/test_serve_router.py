@@ -20,8 +20,8 @@ from dpl.core.errors import SettingError
 from dpl.data import square
 from dpl.serve.app import make_app
 from dpl.serve.metrics import Metrics
-from dpl.serve.middleware import FilterRules, RequestFilter, Tokens
-from dpl.serve.ray import Router, call_app, check_folder, owner, replay, replica_folder
+from dpl.serve.middleware import RequestFilter, Tokens, replay
+from dpl.serve.ray import Router, call_app, check_folder, owner, replica_folder
 from dpl.serve.schemas import Overloaded
 from dpl.serve.server import Server, open_server
 from dpl.serve.settings import ServeSettings
@@ -52,7 +52,7 @@ def routed(state: Path, tokens: Tokens | None = None) -> Iterator[tuple[httpx.Cl
                 raise Overloaded(503, "unavailable", 2)
             return await call_app(apps[index], scope, replay(body))
 
-        router = RequestFilter(Router(ask, 2), FilterRules(4 * MEGABYTE, 30.0, tokens, Metrics()))
+        router = RequestFilter(Router(ask, 2), replicas[0].settings, tokens, Metrics())
         place = socket.create_server(("127.0.0.1", 0))
         runner = uvicorn.Server(uvicorn.Config(router, log_level="error", lifespan="off"))
         thread = threading.Thread(target=runner.run, kwargs={"sockets": [place]})

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import logging
+import math
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                          help="folder for the adapted state of the streams (default: %(default)s)")  # fmt: skip
     storage.add_argument("--journal", type=Path, metavar="FILE",
                          help="append every event of every stream as JSON, one per line")  # fmt: skip
+    storage.add_argument("--log-format", choices=("text", "json"), default="text",
+                         help="form of the log on standard error (default: %(default)s)")  # fmt: skip
     _add_security(security)
     ray.add_argument("--engine", choices=("local", "ray"), default="local",
                      help="local: one process; ray: several, by Ray Serve (default: %(default)s)")  # fmt: skip
@@ -175,8 +178,10 @@ def _server(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens
     """Load the model and open the state folder."""
     import torch
 
+    from dpl.serve.logs import configure_logging
     from dpl.serve.server import open_server
 
+    configure_logging(args.log_format)
     if args.journal is not None:  # this handler opens a new file after a log rotation
         logging.getLogger("dpl.serve.journal").addHandler(WatchedFileHandler(args.journal))
     if args.threads is not None:
@@ -221,17 +226,21 @@ def _serve(args: argparse.Namespace, place: socket.socket, server: "Server") -> 
     import uvicorn
 
     from dpl.serve.app import make_app
+    from dpl.serve.protocol import limited_protocol
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = server.settings
+    server.decoders.start()
     config = uvicorn.Config(
         make_app(server),
-        log_level="warning",
+        http=limited_protocol(settings),
+        ws="none",
+        log_level="error",  # what a stranger sends is no warning
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_keep_alive=15,
-        timeout_graceful_shutdown=int(server.settings.timeout) + 1,
-        limit_concurrency=8 * server.settings.queue + 64,
+        timeout_graceful_shutdown=math.ceil(settings.stop_seconds / 2),
+        h11_max_incomplete_event_size=settings.max_header,
         ssl_certfile=args.tls_cert,
         ssl_keyfile=args.tls_key,
     )

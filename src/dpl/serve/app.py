@@ -6,22 +6,21 @@ import hashlib
 import os
 import re
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, FastAPI, Query, Request
-from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from torch import Tensor
 
 import dpl
-from dpl.core.errors import InputError
+from dpl.serve.images import INFER, Body
 from dpl.serve.jobs import RUN, AdaptChoice, Delete, Job, Predict, Reset, Rollback, Snapshot, describe_snapshot
-from dpl.serve.middleware import EVERYTHING, Access, FilterRules, RequestFilter, check_stream_id
+from dpl.serve.middleware import EVERYTHING, Access, RequestFilter, check_stream_id
 from dpl.serve.schemas import (
-    CLIENT_GONE,
     HANDLED,
     PREDICT_BODY,
     ErrorAnswer,
@@ -35,6 +34,8 @@ from dpl.serve.schemas import (
     StreamList,
     StreamStatus,
     handle_error,
+    infer_answer,
+    model_answer,
 )
 from dpl.serve.server import Server
 from dpl.serve.stream import Stream
@@ -59,9 +60,7 @@ def make_app(server: Server) -> FastAPI:
         lifespan=lifespan,
         default_response_class=SafeJSON,
     )
-    settings = server.settings
-    rules = FilterRules(settings.max_body, settings.timeout, server.tokens, server.metrics)
-    app.add_middleware(RequestFilter, rules=rules)
+    app.add_middleware(RequestFilter, settings=server.settings, tokens=server.tokens, metrics=server.metrics)
     for kind in HANDLED:
         app.add_exception_handler(kind, handle_error)
     _add_routes(app, _Routes(server))
@@ -82,6 +81,12 @@ def _add_routes(app: FastAPI, routes: "_Routes") -> None:
         ("POST", f"{one}/rollback", routes.rollback, JobDone, {}),
         ("POST", f"{one}/reset", routes.reset, JobDone, {}),
         ("DELETE", one, routes.delete, JobDone, {}),
+        ("POST", "/v2/models/{stream_id}/infer", routes.infer, None, {}),
+        ("GET", "/v2/models/{stream_id}", routes.model, None, {}),
+        ("GET", "/v2/models/{stream_id}/ready", routes.model, None, {}),
+        ("GET", "/v2", routes.protocol, None, {}),
+        ("GET", "/v2/health/live", routes.health, None, {}),
+        ("GET", "/v2/health/ready", routes.ready, None, {}),
         ("GET", "/v1/server", routes.about, None, {}),
         ("GET", "/metrics", routes.metrics, None, {}),
         ("GET", "/healthz", routes.health, None, {}),
@@ -123,26 +128,43 @@ class _Routes:
         `adapt=auto` responds first and then adapts, if the method allows it; `wait` responds after the adaptation;
         `off` only predicts.
         """
-        with self._engine.admit(stream_id, create=True) as stream:
-            images = await self._read(request)
-            job = Predict(request.state.request_id, images, adapt, top, probabilities)
-            return await self._complete(request, stream, job)
+        kind, shape = request.headers.get("content-type", ""), request.headers.get("x-shape")
+        images, _ = await self._decoded(request, kind, shape)
+        job = Predict(request.state.request_id, images, adapt, top, probabilities)
+        return SafeJSON(await self._do(request, stream_id, job, create=True))
+
+    async def infer(self, request: Request, stream_id: StreamId, adapt: AdaptChoice = "auto") -> Response:
+        """Predict and adapt as `predict` does, for clients of the Open Inference Protocol; a stream is a model."""
+        images, facts = await self._decoded(request, INFER, request.headers.get("inference-header-content-length"))
+        job = Predict(request.state.request_id, images, adapt, probabilities=True)
+        result = await self._do(request, stream_id, job, create=True)
+        return SafeJSON(infer_answer(stream_id, result, self._server.about["outputs"]) | facts)
+
+    async def model(self, stream_id: StreamId) -> Response:
+        """Describe the model of a stream for clients of the Open Inference Protocol."""
+        return SafeJSON(model_answer(stream_id, self._server.about))
+
+    async def protocol(self) -> Response:
+        """Name the server for clients of the Open Inference Protocol."""
+        return SafeJSON({"name": "dpl", "version": dpl.__version__, "extensions": ["binary_tensor_data"]})
 
     async def snapshot(self, request: Request, stream_id: StreamId) -> Response:
         """Write a snapshot of the stream to disk; manual snapshots are counted separately from automatic ones."""
-        return await self._do(request, stream_id, Snapshot(request.state.request_id))
+        return SafeJSON(await self._do(request, stream_id, Snapshot(request.state.request_id)))
 
     async def rollback(self, request: Request, stream_id: StreamId, body: RollbackRequest | None = None) -> Response:
         """Return to a snapshot: the newest one of an earlier state, or the one named by `to`."""
-        return await self._do(request, stream_id, Rollback(request.state.request_id, body.to if body else None))
+        return SafeJSON(
+            await self._do(request, stream_id, Rollback(request.state.request_id, body.to if body else None))
+        )
 
     async def reset(self, request: Request, stream_id: StreamId) -> Response:
         """Return the stream to the source model, exactly."""
-        return await self._do(request, stream_id, Reset(request.state.request_id))
+        return SafeJSON(await self._do(request, stream_id, Reset(request.state.request_id)))
 
     async def delete(self, request: Request, stream_id: StreamId) -> Response:
         """Delete the stream, in memory and on disk."""
-        return await self._do(request, stream_id, Delete(request.state.request_id))
+        return SafeJSON(await self._do(request, stream_id, Delete(request.state.request_id)))
 
     async def status(self, stream_id: StreamId) -> Response:
         """Return the status of a stream."""
@@ -154,7 +176,7 @@ class _Routes:
         """Return the most recent events of a stream."""
         return SafeJSON({"stream": stream_id, "run": RUN, "events": self._engine.find(stream_id).events(after)})
 
-    async def list_streams(self, request: Request, limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Response:
+    async def list_streams(self, request: Request, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Response:
         """List the streams, most recently used first."""
         access: Access = request.state.access
         streams = [stream for stream in self._engine.streams() if access.allows(stream.id)]
@@ -183,47 +205,34 @@ class _Routes:
         accepting = self._engine.accepting
         return SafeJSON({"status": "ready" if accepting else "stopping"}, status_code=200 if accepting else 503)
 
-    async def _do(self, request: Request, stream_id: str, job: Job) -> Response:
-        await request.body()
-        with self._engine.admit(stream_id) as stream:
-            return await self._complete(request, stream, job)
-
-    async def _complete(self, request: Request, stream: Stream, job: Job) -> Response:
-        """Queue a job and wait for its response; cancel it if the client disconnects or the time is over."""
-        self._engine.submit(stream, job)
-        result = asyncio.wrap_future(job.future)
-        disconnected: asyncio.Future[Any] = asyncio.ensure_future(_disconnection(request))
+    async def _do(self, request: Request, stream_id: str, job: Job, *, create: bool = False) -> dict[str, Any]:
+        """Queue a job, wait for its result, then for what it writes; both no longer than `timeout`."""
         timeout = self._server.settings.timeout
+        with self._engine.admit(stream_id, request.state.access.prefix, create=create) as stream:
+            self._engine.submit(stream, job)
+            result = asyncio.wrap_future(job.future)
+            try:
+                await asyncio.wait({result}, timeout=timeout)
+            except asyncio.CancelledError:  # the client has left
+                if not self._engine.cancel(stream, job):
+                    await asyncio.wait({result})
+                raise
+            if not result.done() and self._engine.cancel(stream, job):
+                raise Overloaded(503, f"not started within {timeout} s", 5)
+            facts = await result
+            if job.written is not None:
+                durable = await _is_written(job, timeout)
+                facts |= {"durable": durable, "durable_through": stream.durable_through}
+        return facts
+
+    async def _decoded(self, request: Request, kind: str, shape: str | None) -> tuple[Tensor, dict[str, Any]]:
+        """Let another process decode the body, in the time that a request has."""
+        body, timeout = Body(kind, await request.body(), shape), self._server.settings.timeout
         try:
-            await asyncio.wait({result, disconnected}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            is_gone = disconnected.done()
-        except asyncio.CancelledError:
-            self._engine.cancel(stream, job)
-            raise
-        finally:
-            disconnected.cancel()
-        if not result.done() and self._engine.cancel(stream, job):
-            if is_gone:
-                return Response(status_code=CLIENT_GONE)
-            raise Overloaded(503, f"not started within {timeout} s", 5)
-        return SafeJSON(await result)
-
-    async def _read(self, request: Request) -> Tensor:
-        """Read the images of a request; threads of their own decode them."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        decoder, threads, loop = self._server.decoder, self._server.decoding, asyncio.get_running_loop()
-        if kind == "multipart/form-data":
-            return await loop.run_in_executor(threads, decoder.from_files, await self._files(request))
-        body, shape = await request.body(), request.headers.get("x-shape")
-        return await loop.run_in_executor(threads, decoder.from_body, kind, body, shape)
-
-    async def _files(self, request: Request) -> list[bytes]:
-        limit = self._server.settings.max_batch
-        async with request.form(max_files=limit, max_fields=limit) as form:
-            parts = [part for _, part in form.multi_items()]
-            if any(not isinstance(part, UploadFile) for part in parts):
-                raise InputError("the form has fields that are no files; expected image files only")
-            return [await part.read() for part in parts if isinstance(part, UploadFile)]
+            async with asyncio.timeout(timeout):
+                return await self._server.decoders.decode(request.state.access.prefix, body)
+        except TimeoutError:
+            raise Overloaded(503, f"not decoded within {timeout} s", 5) from None
 
     async def _describe(self, streams: list[Stream]) -> list[dict[str, Any]]:
         for stream in streams:
@@ -254,6 +263,15 @@ def _hash(html: str, tag: str) -> str:
     return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
 
 
-async def _disconnection(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _is_written(job: Job, timeout: float) -> bool:
+    """Wait until what a job writes is on disk; raise an error if it must be and is not."""
+    written = asyncio.wrap_future(cast("Future[None]", job.written))
+    await asyncio.wait({written}, timeout=timeout)
+    if not written.done():
+        if job.needs_disk:
+            raise Overloaded(503, f"the disk is slow: not written within {timeout} s; it follows", 10)
+        return False
+    error = written.exception()
+    if error is not None and job.needs_disk:
+        raise error
+    return error is None

@@ -4,13 +4,16 @@ import logging
 import math
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import partial
 
 from dpl.core.errors import DplError
 from dpl.model.adaptive import AdaptiveModel
-from dpl.serve.jobs import Job
+from dpl.serve.jobs import Delete, Job
+from dpl.serve.logs import CURRENT
 from dpl.serve.schemas import NoStream, Overloaded
 from dpl.serve.session import LiveModel, ServerContext, Session
 from dpl.serve.stream import Stream
@@ -18,6 +21,7 @@ from dpl.serve.stream import Stream
 __all__ = ["Engine", "ModelPool"]
 
 _BURST = 4  # jobs of one stream in a row, before the next stream has its turn
+_SPILL_SECONDS = 0.25  # a worker waits this long for the disk, below what a person or a camera notices
 _log = logging.getLogger("dpl.serve")
 
 
@@ -76,11 +80,16 @@ class ModelPool:
             session.live.busy = False
 
     def spill(self) -> None:
-        """Write the least recently used streams to disk until few enough are in memory."""
-        while (stream := self._reserve_surplus()) is not None:
+        """Drop the least recently used streams from memory until few enough are there; write them first.
+
+        Nobody waits long for that: a stream that is not on disk yet stays in memory, and is dropped another time.
+        """
+        while not self._context.writer.problem and (stream := self._reserve_surplus()) is not None:
             try:
                 self._release(stream)
-                if not self._is_saved(stream):
+                with suppress(OSError, TimeoutError):
+                    self._save(stream).result(_SPILL_SECONDS)
+                if stream.changed > stream.saved:
                     return
                 with self._changed:
                     self._memory.pop(stream.id, None)
@@ -97,10 +106,10 @@ class ModelPool:
                 live.stream = None
 
     def save_all(self) -> None:
-        """Write every stream to disk; call it only after all threads have ended."""
+        """Let every stream be written to disk; call it only after all threads have ended."""
         for stream in self._memory.values():
             self._release(stream)
-            self._is_saved(stream)
+            self._save(stream)
 
     def _release_previous(self, evicted: Stream | None, live: LiveModel) -> None:
         """Take the previous stream off a live model; it stays in memory."""
@@ -133,22 +142,26 @@ class ModelPool:
         finally:
             self.release(session)
 
-    def _is_saved(self, stream: Stream) -> bool:
-        """Write a stream that is on no live model, if it has changed; return whether it is on disk."""
+    def _save(self, stream: Stream) -> "Future[None]":
+        """Let a stream that is on no live model be written, if it has changed."""
         if stream.changed <= stream.saved or stream.difference is None:
-            return True
-        try:
-            self._context.writer.save_now(stream, stream.as_snapshot("auto", stream.difference))
-        except OSError:
-            return False
-        return True
+            saved: Future[None] = Future()
+            saved.set_result(None)
+            return saved
+        stream.captured = stream.steps
+        return self._context.writer.save(stream, stream.as_snapshot("auto", stream.difference))
 
 
 class Engine:
-    """All streams of a server and the threads that run their jobs."""
+    """All streams of a server and the threads that run their jobs.
 
-    def __init__(self, models: list[AdaptiveModel], context: ServerContext) -> None:
+    A tenant is a prefix of stream names that has a token. Tenants take turns, and each has a place in the queue.
+    """
+
+    def __init__(self, models: list[AdaptiveModel], context: ServerContext, tenants: Collection[str] = ("",)) -> None:
         self.context = context
+        self._waiting: Counter[str] = Counter(dict.fromkeys(tenants, 0))  # requests by tenant
+        self._turn: dict[str, int] = dict.fromkeys(tenants, 0)  # a number that grows with each turn
         self._streams = {name: self._known(name) for name in context.store.stream_ids()}
         self._ready: deque[Stream] = deque()
         self._changed = threading.Condition()
@@ -167,23 +180,27 @@ class Engine:
     # Called by the web application.
 
     @contextmanager
-    def admit(self, stream_id: str, *, create: bool = False) -> Iterator[Stream]:
+    def admit(self, stream_id: str, tenant: str = "", *, create: bool = False) -> Iterator[Stream]:
         """Take a place in the queues while the block runs; raises Overloaded or NoStream."""
         with self._changed:
             stream = self._streams.get(stream_id)
             if stream is None and not create:
                 raise NoStream(stream_id)
-            self._check_room(stream)
+            self._check_room(stream, tenant)
             if stream is None:
+                self._check_quota(tenant)
                 stream = self._streams[stream_id] = Stream(stream_id, self.context.settings.events_kept)
             stream.admitted += 1
+            stream.tenant = tenant
             self._admitted += 1
+            self._waiting[tenant] += 1
         try:
             yield stream
         finally:
             with self._changed:
                 stream.admitted -= 1
                 self._admitted -= 1
+                self._waiting[tenant] -= 1
                 self._forget_if_unused(stream)
 
     def submit(self, stream: Stream, job: Job) -> None:
@@ -240,16 +257,23 @@ class Engine:
         """Whether all worker threads run."""
         return self._stopping or all(thread.is_alive() for thread in self._threads)
 
-    def stop(self) -> None:
-        """Finish the queued jobs, write every stream to disk, end the threads."""
+    def stop(self, seconds: float) -> None:
+        """Finish the queued jobs, write every stream to disk, end the threads; give up after `seconds`."""
+        end = time.monotonic() + seconds
         with self._changed:
             self.accepting, self._stopping = False, True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join()
-        self.pool.save_all()
-        self.context.writer.stop()
-        self.context.store.close()
+            thread.join(max(0.0, end - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self.pool.save_all()
+        if self.context.writer.stop(max(0.0, end - time.monotonic())):
+            self.context.store.close()
+        unsaved = [stream.id for stream in self.streams() if stream.changed > stream.saved]
+        if unsaved:
+            _log.error("stopped after %.0f s; not on disk: the last batches of %s", seconds, ", ".join(unsaved[:20]))
+        else:
+            _log.info("stopped; every stream is on disk")
 
     # Internal.
 
@@ -259,14 +283,18 @@ class Engine:
         newest = self.context.store.names(stream_id)[0]
         stream.seq = stream.changed = stream.saved = newest.seq
         stream.version, stream.unread = newest.version, True
+        with suppress(OSError):
+            stream.disk = self.context.store.size(stream_id)
         return stream
 
-    def _check_room(self, stream: Stream | None) -> None:
+    def _check_room(self, stream: Stream | None, tenant: str) -> None:
         settings = self.context.settings
+        others = sum(1 for name, count in self._waiting.items() if not count and name != tenant)
+        kept = min(others, settings.queue - 1) if self._waiting[tenant] else 0  # a place for each of the others
         wait = min(30, max(1, math.ceil(self._admitted * self._job_seconds / settings.workers)))
         if not self.accepting:
             raise Overloaded(503, "the server is stopping", 5)
-        if self._admitted >= settings.queue:
+        if self._admitted + kept >= settings.queue:
             raise Overloaded(503, f"{self._admitted} requests are waiting (queue={settings.queue})", wait)
         if stream is not None and stream.admitted >= settings.queue_per_stream:
             reason = f"{stream.admitted} requests wait for this stream (queue_per_stream={settings.queue_per_stream})"
@@ -277,44 +305,75 @@ class Engine:
         if full and self.context.writer.problem and (stream is None or stream.difference is None):
             raise Overloaded(503, "memory is full and the state folder cannot be written", 30)
 
+    def _check_quota(self, tenant: str) -> None:
+        """Refuse a new stream of a tenant that has too many, or too much on disk."""
+        settings = self.context.settings
+        if not tenant:  # a token without a prefix is the operator's
+            return
+        mine = [stream for stream in self._streams.values() if stream.id.startswith(tenant)]
+        disk = sum(stream.disk for stream in mine)
+        if len(mine) >= settings.streams_per_token or disk >= settings.disk_per_token:
+            reason = f"this token has {len(mine)} streams with {disk} bytes on disk (streams_per_token, disk_per_token)"
+            raise Overloaded(429, f"{reason}; delete some", 60)
+
     def _forget_if_unused(self, stream: Stream) -> None:
         """Drop a stream that was deleted, or whose first request was refused or cancelled."""
-        if stream.seq == 0 and not stream.admitted and not stream.running and not self.context.store.names(stream.id):
+        if stream.seq == 0 and not stream.admitted and not stream.running:
             self._streams.pop(stream.id, None)
             self.pool.forget(stream)
 
     def _work(self) -> None:
         while (stream := self._next()) is not None:
+            deleted: Future[None] | None = None
+            token = CURRENT.set(stream.id)
             try:
-                self._run_jobs(stream)
+                deleted = self._run_jobs(stream)
             except Exception as error:  # the thread must survive any error of one stream
-                _log.exception("stream %s", stream.id)
+                _log.exception("jobs of a stream")
                 while (job := self._pop(stream)) is not None:
                     job.future.set_exception(error)
             finally:
-                self._free(stream)
+                CURRENT.reset(token)
+                if deleted is None:
+                    self._free(stream)
+                else:  # nobody uses the stream before its folder is gone
+                    deleted.add_done_callback(partial(self._end_delete, stream))
             self.pool.spill()
 
-    def _run_jobs(self, stream: Stream) -> None:
+    def _run_jobs(self, stream: Stream) -> "Future[None] | None":
+        """Run a few jobs of a stream; return what the next ones must wait for."""
         session = self.pool.acquire(stream)
         try:
             for _ in range(_BURST):
                 job = self._pop(stream)
                 if job is None:
-                    return
+                    return None
                 self._run(job, session)
+                if isinstance(job, Delete):
+                    return job.written
         finally:
             self.pool.release(session)
+        return None
+
+    def _end_delete(self, stream: Stream, deleted: "Future[None]") -> None:
+        if deleted.exception() is None:
+            _log.info("deleted", extra={"stream": stream.id})
+            stream.forget()
+        self._free(stream)
 
     def _next(self) -> Stream | None:
+        """Return a stream with jobs: of the tenant whose last turn is longest ago, the one that waits longest."""
         with self._changed:
-            while not self._ready:
-                if self._stopping:
+            while True:
+                ready = [stream for stream in self._ready if not stream.running]
+                if ready:
+                    break
+                if self._stopping and not self._ready:
                     return None
                 self._changed.wait()
-            stream = self._ready.popleft()
-            if stream.running:  # another thread is moving it, and makes it ready again afterwards
-                return self._next()
+            stream = min(ready, key=lambda stream: self._turn.get(stream.tenant, 0))
+            self._ready.remove(stream)
+            self._turn[stream.tenant] = max(self._turn.values(), default=0) + 1
             stream.running = True
             return stream
 
@@ -332,7 +391,7 @@ class Engine:
             job.run(session, self._is_busy(session.stream))
         except Exception as error:
             if not isinstance(error, (DplError, OSError)):
-                _log.exception("stream %s, request %s", session.stream.id, job.request_id)
+                _log.exception("request %s", job.request_id)
                 self.context.metrics.failures.inc()
             session.stream.event("failed", request_id=job.request_id, reason=f"{type(error).__name__}: {error}")
             if not job.future.done():
@@ -354,6 +413,7 @@ class Engine:
             if stream.jobs:
                 self._make_ready(stream)
             self._forget_if_unused(stream)
+            self._changed.notify_all()
 
     def _make_ready(self, stream: Stream) -> None:
         if not stream.running and stream not in self._ready:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class Job:
     request_id: str
     future: "Future[dict[str, Any]]" = field(default_factory=Future, kw_only=True)
     enqueued: float = field(default_factory=time.monotonic, kw_only=True)
+    written: "Future[None] | None" = field(default=None, kw_only=True)  # what the response waits for
+    needs_disk: ClassVar[bool] = False  # whether it fails if that cannot be written
 
     def run(self, session: Session, busy: bool) -> None:
         """Do the job and set the future's result; if `busy`, requests wait and optional work is skipped."""
@@ -129,11 +131,15 @@ class Predict(Job):
 class Snapshot(Job):
     """Write a manual snapshot, which is kept until newer manual ones replace it."""
 
+    needs_disk = True
+
     def run(self, session: Session, busy: bool) -> None:
-        """Write, then respond."""
+        """Take the snapshot; it is written in the background."""
         session.stream.advance()
-        snapshot = session.save("manual")
-        self._finish(session, snapshot=_with_size(snapshot))
+        self.written = session.save("manual")
+        size = session.current_difference().size
+        name = SnapshotName(session.stream.seq, session.stream.version, "manual")
+        self._finish(session, snapshot={**describe_snapshot(name), "bytes": size})
 
 
 @dataclass(eq=False)
@@ -144,26 +150,27 @@ class Rollback(Job):
 
     def run(self, session: Session, busy: bool) -> None:
         """Restore the snapshot, then save the restored state."""
-        snapshot = self._target(session)
-        name = snapshot.name
-        session.stream.advance()
-        session.restore(snapshot)
-        session.stream.event("rollback", request_id=self.request_id, to=name.seq, version=name.version)
-        self._finish(session, restored=_with_size(snapshot), durable=_is_saved(session))
+        stream = session.stream
+        snapshot = self._restored(session)
+        stream.changed = stream.advance()
+        stream.event("rollback", request_id=self.request_id, to=snapshot.name.seq, version=snapshot.name.version)
+        self.written = session.save("auto")
+        self._finish(session, restored={**describe_snapshot(snapshot.name), "bytes": snapshot.difference.size})
 
-    def _target(self, session: Session) -> StreamSnapshot:
+    def _restored(self, session: Session) -> StreamSnapshot:
         store, stream = session.context.store, session.stream
-        names = store.names(stream.id)
         if self.to is not None:
+            names = store.names(stream.id)
             chosen = next((name for name in names if name.seq == self.to), None)
             if chosen is None:
                 raise SnapshotError(f"no snapshot {self.to}; there are {[name.seq for name in names] or 'none'}")
-            return store.read(stream.id, chosen)
-        snapshot, problems = store.newest(stream.id, before=stream.version)
-        if snapshot is None:
+            session.restore(snapshot := store.read(stream.id, chosen))
+            return snapshot
+        newest, problems = session.restore_newest(before=stream.version)
+        if newest is None:
             reason = f" ({problems[0]})" if problems else ""
             raise SnapshotError(f"no snapshot of an earlier state than version {stream.version}{reason}; try reset")
-        return snapshot
+        return newest
 
 
 @dataclass(eq=False)
@@ -175,34 +182,23 @@ class Reset(Job):
         session.stream.advance()
         session.reset()
         session.stream.event("reset", request_id=self.request_id)
-        self._finish(session, durable=_is_saved(session))
+        self.written = session.save("auto")
+        self._finish(session)
 
 
 @dataclass(eq=False)
 class Delete(Job):
     """Delete the stream, in memory and on disk."""
 
+    needs_disk = True
+
     def run(self, session: Session, busy: bool) -> None:
-        """Delete the folder first: if that fails, the stream is unchanged."""
-        session.context.writer.delete(session.stream)
-        session.reset()
-        session.stream.forget()
+        """Take the stream off the model; if its folder cannot be deleted, the stream is unchanged."""
+        session.unload()
+        self.written = session.context.writer.delete(session.stream)
         self._finish(session, deleted=True)
 
 
 def describe_snapshot(name: SnapshotName) -> dict[str, Any]:
     """Return a snapshot's name as it is shown in responses."""
     return {"seq": name.seq, "version": name.version, "kind": name.kind}
-
-
-def _with_size(snapshot: StreamSnapshot) -> dict[str, Any]:
-    return {**describe_snapshot(snapshot.name), "bytes": snapshot.difference.size}
-
-
-def _is_saved(session: Session) -> bool:
-    """Try to save the state; return whether it is on disk."""
-    try:
-        session.save("auto")
-    except OSError:
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""Checks that every request passes first (origin, token, size), and headers that every response carries."""
+"""Checks that every request passes before the application sees it, and headers that every response carries."""
 
 import asyncio
 import hashlib
@@ -8,30 +8,37 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dpl.core.errors import InputError, SettingError
 from dpl.serve.metrics import Metrics
-from dpl.serve.schemas import SafeJSON, error_answer
+from dpl.serve.schemas import Overloaded, error_answer, handle_error
+from dpl.serve.settings import ServeSettings
+from dpl.serve.store import is_stream_id
 
 __all__ = [
-    "EVERYTHING", "Access", "FilterRules", "RequestFilter", "Tokens", "check_stream_id", "is_loopback", "require_token",
+    "EVERYTHING", "Access", "RequestFilter", "Tokens", "check_stream_id", "is_loopback", "replay", "require_token",
     "same_site",
 ]  # fmt: skip
 
-_STREAM_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHORTEST_TOKEN = 16
 _LOCAL_NAMES = {"localhost", "127.0.0.1", "::1"}
-_PUBLIC = {"/", "/docs", "/healthz", "/readyz", "/openapi.json"}
+_HEALTH = {"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}
+_PUBLIC = {"/", "/docs", "/openapi.json"} | _HEALTH
 _DRAIN_SECONDS = 5.0
+_SMALL_BODY = 2**16  # bytes, of a request without images; what is parsed from it takes no time
+_NOBODY = "\0"  # a prefix that no stream has
+_CLOSE = {"Connection": "close"}
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -65,6 +72,7 @@ class Tokens:
             if len(token) < _SHORTEST_TOKEN:
                 raise SettingError(f"a token has {len(token)} characters: expected at least {_SHORTEST_TOKEN}")
         self._known = [(_digest(token), Access(prefix)) for token, prefix in tokens]
+        self.tenants = frozenset(prefix for _, prefix in tokens)  # tokens with the same prefix share all quotas
 
     @classmethod
     def from_file(cls, path: Path) -> "Tokens":
@@ -126,8 +134,8 @@ def same_site(host: str, origin: str | None) -> bool:
 
 
 def check_stream_id(stream_id: str) -> str:
-    """Return a valid stream name, or raise; it becomes the name of a folder."""
-    if not _STREAM_ID.fullmatch(stream_id):
+    """Return a valid stream name, or raise."""
+    if not is_stream_id(stream_id):
         raise InputError(
             f"stream {stream_id[:100]!r}: expected 1 to 100 letters, digits, '.', '_' or '-', "
             "the first and last a letter or digit"
@@ -135,21 +143,17 @@ def check_stream_id(stream_id: str) -> str:
     return stream_id
 
 
-@dataclass(frozen=True)
-class FilterRules:
-    """Limits and tokens that a request is checked against, and the metrics that count it."""
-
-    max_body: int
-    timeout: float
-    tokens: Tokens | None
-    metrics: Metrics
-
-
 class RequestFilter:
-    """The outermost layer of the application."""
+    """The outermost layer of the application: every request passes the same checks in the same order.
 
-    def __init__(self, app: ASGIApp, rules: FilterRules) -> None:
-        self._app, self._rules = app, rules
+    Header, origin and token, size, quota of its token; then the whole body is read, and only then the application runs.
+    It is cancelled if the client leaves.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings, tokens: Tokens | None, metrics: Metrics) -> None:
+        self._app, self._settings, self._tokens, self._metrics = app, settings, tokens, metrics
+        self._requests: Counter[str] = Counter()  # in progress, by tenant
+        self._uploads: Counter[str] = Counter()  # bytes of their bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, then pass it on or refuse it."""
@@ -158,57 +162,129 @@ class RequestFilter:
             return
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
-        exchange = _Exchange(scope, receive, send, self._rules)
-        refused = self._refusal(scope, headers, request_id)
+        scope.setdefault("state", {})["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        exchange = _Exchange(scope, receive, send, self._metrics)
         try:
-            await (refused or self._app)(scope, exchange.receive, exchange.send)
+            with self._in_progress(self._admitted(scope, headers)) as tenant:
+                body = await self._body(exchange, _limit(scope["path"], self._settings.max_body), tenant)
+                try:
+                    await _unless_gone(self._app(scope, replay(body), exchange.send), receive)
+                finally:
+                    self._uploads[tenant] -= len(body)
+        except ClientDisconnect:
+            return
+        except HTTPException as error:
+            await handle_error(Request(scope), error)(scope, exchange.receive, exchange.send)
         except Exception:
+            request_id = scope["state"]["request_id"]
             _log.exception("request %s", request_id)
             if not exchange.started:
                 failed = error_answer(500, "unexpected error; the log has details", request_id)
                 await failed(scope, exchange.receive, exchange.send)
 
-    def _refusal(self, scope: Scope, headers: Headers, request_id: str) -> SafeJSON | None:
-        tokens = self._rules.tokens
-        if tokens is None and not same_site(headers.get("host", ""), headers.get("origin")):
-            return error_answer(403, "requests from other sites are refused", request_id)
-        access = EVERYTHING if tokens is None else tokens.access(headers.get("authorization", ""))
-        if access is None and scope["path"] not in _PUBLIC:
-            ask = {"WWW-Authenticate": "Bearer"}
-            return error_answer(401, "expected a header Authorization: Bearer TOKEN", request_id, ask)
-        scope["state"]["access"] = access or Access("\0")  # no stream has this prefix
+    def _admitted(self, scope: Scope, headers: Headers) -> str | None:
+        """Refuse what can be refused by the header alone; return the tenant, or None if nothing is to be counted."""
+        settings, path = self._settings, scope["path"]
+        size = sum(len(name) + len(value) for name, value in headers.raw)
+        if len(headers.raw) > settings.max_header_fields or size > settings.max_header:
+            raise HTTPException(431, f"a header of {len(headers.raw)} fields and {size} bytes is too long", _CLOSE)
+        if scope["state"].get("surplus") and path not in _HEALTH:
+            raise HTTPException(503, "too many connections", {"Retry-After": "5", **_CLOSE})
+        if self._tokens is None and not same_site(headers.get("host", ""), headers.get("origin")):
+            raise HTTPException(403, "requests from other sites are refused", _CLOSE)
+        access = EVERYTHING if self._tokens is None else self._tokens.access(headers.get("authorization", ""))
+        if access is None and path not in _PUBLIC:
+            ask = {"WWW-Authenticate": "Bearer", **_CLOSE}
+            raise HTTPException(401, "expected a header Authorization: Bearer TOKEN", ask)
+        scope["state"]["access"] = access or Access(_NOBODY)
+        limit = _limit(path, settings.max_body)
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._rules.max_body:
-            return error_answer(413, f"{length} bytes; the limit is {self._rules.max_body}", request_id)
-        return None
+        if length.isdigit() and int(length) > limit:
+            raise HTTPException(413, f"{length} bytes; the limit is {limit}")
+        return access.prefix if access and path not in _PUBLIC else None
+
+    @contextmanager
+    def _in_progress(self, tenant: str | None) -> Iterator[str]:
+        """Count a request of a tenant while the block runs; the operator's own, without a prefix, have no limit."""
+        limit, counted = self._settings.requests_per_token, _NOBODY if tenant is None else tenant
+        if tenant and self._requests[tenant] >= limit:
+            raise Overloaded(429, f"{limit} requests of this token are in progress (requests_per_token)", 1)
+        self._requests[counted] += 1
+        try:
+            yield counted
+        finally:
+            self._requests[counted] -= 1
+
+    async def _body(self, exchange: "_Exchange", limit: int, tenant: str) -> bytes:
+        """Read a body that is neither too large nor too slow, and fits into the tenant's share of the memory."""
+        settings, start, parts, size = self._settings, asyncio.get_running_loop().time(), [], 0
+        try:
+            while not exchange.complete:
+                patience = min(settings.timeout, settings.header_timeout + size / settings.min_rate)
+                try:
+                    async with asyncio.timeout_at(start + patience):
+                        parts.append((await exchange.receive()).get("body", b""))
+                except TimeoutError:
+                    reason = f"{size} bytes of the body arrived within {patience:.1f} s, which is too slow"
+                    raise HTTPException(408, reason, {"Retry-After": "1", **_CLOSE}) from None
+                size += len(parts[-1])
+                self._uploads[tenant] += len(parts[-1])
+                if size > limit:
+                    raise HTTPException(413, f"more than {limit} bytes")
+                if size and self._uploads[tenant] > settings.uploads_per_token:
+                    raise Overloaded(429, "too many bytes of this token are in memory (uploads_per_token)", 1)
+        except BaseException:
+            self._uploads[tenant] -= size
+            raise
+        return b"".join(parts)
+
+
+def _limit(path: str, max_body: int) -> int:
+    """Return the largest body of a request; only images need a large one."""
+    return max_body if path.endswith(("/predict", "/infer")) else min(max_body, _SMALL_BODY)
+
+
+def replay(body: bytes) -> Receive:
+    """Return a `receive` that gives the body, and then waits for a disconnection that never comes."""
+    messages: asyncio.Queue[Message] = asyncio.Queue()
+    messages.put_nowait({"type": "http.request", "body": body, "more_body": False})
+    return messages.get
+
+
+async def _unless_gone(work: Awaitable[None], receive: Receive) -> None:
+    """Do the work, but cancel it when the client disconnects."""
+    running, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnection(receive))
+    try:
+        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not running.done():
+            running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+async def _disconnection(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class _Exchange:
-    """One request and its response: limits the body, adds headers, counts."""
+    """One request and its response: notes when the body is complete, adds headers, counts."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, rules: FilterRules) -> None:
-        self._scope, self._receive, self._send, self._rules = scope, receive, send, rules
+    def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: Metrics) -> None:
+        self._scope, self._receive, self._send, self._metrics = scope, receive, send, metrics
         self._start = time.monotonic()
-        self._deadline = asyncio.get_running_loop().time() + rules.timeout
-        self._received = 0
-        self._complete = False
+        self.complete = False
         self.started = False
 
     async def receive(self) -> Message:
-        """Pass on a part of the body; refuse a body that is too large or too slow."""
-        if self._complete:  # what follows is the client's disconnection, which has no time limit
-            return await self._receive()
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
-        except TimeoutError:
-            reason = f"the body did not arrive within {self._rules.timeout} s"
-            raise HTTPException(408, reason, {"Retry-After": "1"}) from None
-        self._note(message)
-        if self._received > self._rules.max_body:
-            raise HTTPException(413, f"more than {self._rules.max_body} bytes")
+        """Pass on a part of the body."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.complete = True
+            raise ClientDisconnect
+        self.complete = not message.get("more_body", False)
         return message
 
     async def send(self, message: Message) -> None:
@@ -220,26 +296,19 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.started = True
             self._label(message)
-        elif not message.get("more_body", False) and not self._complete and not self._has_no_body():
+        elif not message.get("more_body", False) and not self.complete and not self._has_no_body():
             await self._send({**message, "more_body": True})
-            await self._drain()
+            with suppress(TimeoutError, ClientDisconnect):
+                async with asyncio.timeout(_DRAIN_SECONDS):
+                    while not self.complete:
+                        await self.receive()
             message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
-
-    def _note(self, message: Message) -> None:
-        self._received += len(message.get("body", b""))
-        self._complete |= message["type"] == "http.disconnect" or not message.get("more_body", False)
 
     def _has_no_body(self) -> bool:
         headers = Headers(scope=self._scope)
         no_body = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
         return no_body or "expect" in headers
-
-    async def _drain(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_DRAIN_SECONDS):
-                while not self._complete:
-                    self._note(await self._receive())
 
     def _label(self, message: Message) -> None:
         headers = MutableHeaders(scope=message)
@@ -247,5 +316,5 @@ class _Exchange:
         for name, value in _HEADERS.items():
             headers.setdefault(name, value)
         endpoint = getattr(self._scope.get("route"), "path", "none")
-        self._rules.metrics.requests.labels(endpoint, str(message["status"])).inc()
-        self._rules.metrics.seconds.labels(endpoint).observe(time.monotonic() - self._start)
+        self._metrics.requests.labels(endpoint, str(message["status"])).inc()
+        self._metrics.seconds.labels(endpoint).observe(time.monotonic() - self._start)

@@ -26,18 +26,18 @@ from dpl.core.errors import SettingError
 from dpl.core.extras import optional
 from dpl.serve.app import make_app
 from dpl.serve.metrics import Metrics
-from dpl.serve.middleware import FilterRules, RequestFilter, Tokens
+from dpl.serve.middleware import RequestFilter, Tokens, replay
 from dpl.serve.schemas import Overloaded, SafeJSON, handle_error
 from dpl.serve.server import Server
 from dpl.serve.settings import RaySettings, ServeSettings
 
-__all__ = ["RayServer", "Router", "call_app", "check_folder", "owner", "replay", "replica_folder"]
+__all__ = ["RayServer", "Router", "call_app", "check_folder", "owner", "replica_folder"]
 
 Ask = Callable[[int, Scope, bytes], Awaitable[Response]]  # send a request to the replica with this number
 Build = Callable[[int], Server]  # open the server of the replica with this number
 _APPLICATION = "dpl-serve"
 _HEALTH_SECONDS = 1.0  # Ray checks this often whether a replica is alive
-_STREAM = re.compile(r"/v1/streams/([^/]+)")
+_STREAM = re.compile(r"/(?:v1/streams|v2/models)/([^/]+)")
 
 
 def owner(stream_id: str, count: int) -> int:
@@ -126,13 +126,6 @@ async def call_app(app: ASGIApp, scope: Scope, receive: Receive) -> Response:
     return response
 
 
-def replay(body: bytes) -> Receive:
-    """Return a `receive` that gives the body, and then waits for a disconnection that never comes."""
-    messages: asyncio.Queue[Message] = asyncio.Queue()
-    messages.put_nowait({"type": "http.request", "body": body, "more_body": False})
-    return messages.get
-
-
 class Replica:
     """Deployment: one server with the streams that it owns."""
 
@@ -178,8 +171,7 @@ class Ingress:
                 reason = f"replica {index} is unavailable ({type(error).__name__}) and is restarting; retry later"
                 raise Overloaded(503, reason, 2) from error
 
-        rules = FilterRules(settings.max_body, settings.timeout, tokens, Metrics())
-        self._app = RequestFilter(Router(ask, len(replicas)), rules)
+        self._app = RequestFilter(Router(ask, len(replicas)), settings, tokens, Metrics())
 
     async def __call__(self, request: Request) -> Response:
         """Respond to one request; Ray's proxy sets the header with the request's id itself."""

@@ -1,25 +1,22 @@
 """Requests and responses: their shapes, the status code of each error, and JSON that is always valid."""
 
-import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from dpl.core.errors import DataError, InputError, SnapshotError
 
 __all__ = [
-    "CLIENT_GONE", "HANDLED", "PREDICT_BODY", "ErrorAnswer", "Events", "JobDone", "NoStream", "Overloaded",
+    "HANDLED", "PREDICT_BODY", "ErrorAnswer", "Events", "JobDone", "NoStream", "Overloaded",
     "Prediction", "RollbackRequest", "SafeJSON", "StreamList", "StreamStatus", "error_answer", "handle_error",
+    "infer_answer", "model_answer",
 ]  # fmt: skip
-
-CLIENT_GONE = 499  # nobody reads this response
 
 
 class Overloaded(HTTPException):
@@ -43,21 +40,7 @@ class SafeJSON(Response):
 
     def render(self, content: Any) -> bytes:
         """Return the document as bytes."""
-        try:
-            text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-        except ValueError:
-            text = json.dumps(_without_nan(content), allow_nan=False, separators=(",", ":"))
-        return text.encode()
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _without_nan(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(part) for part in value]
-    return value
+        return to_json(content, inf_nan_mode="null")
 
 
 def error_answer(status: int, message: str, request_id: str, headers: Mapping[str, str] | None = None) -> SafeJSON:
@@ -66,7 +49,7 @@ def error_answer(status: int, message: str, request_id: str, headers: Mapping[st
     return SafeJSON(content, status_code=status, headers=dict(headers or {}))
 
 
-HANDLED = (HTTPException, RequestValidationError, OSError, InputError, DataError, SnapshotError, ClientDisconnect)
+HANDLED = (HTTPException, RequestValidationError, OSError, InputError, DataError, SnapshotError)
 
 
 def handle_error(request: Request, error: Exception) -> SafeJSON:
@@ -81,9 +64,37 @@ def handle_error(request: Request, error: Exception) -> SafeJSON:
         headers = {"Retry-After": "10"}
     elif isinstance(error, SnapshotError):
         status = 409
-    elif isinstance(error, ClientDisconnect):
-        status = CLIENT_GONE
     return error_answer(status, message, str(getattr(request.state, "request_id", "")), headers)
+
+
+def model_answer(stream_id: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a stream as the Open Inference Protocol has it for models."""
+    return {
+        "name": stream_id,
+        "versions": [],
+        "platform": "dpl",
+        "inputs": [{"name": "images", "datatype": "FP32", "shape": [-1, *about["shape"]]}],
+        "outputs": [
+            {"name": "probabilities", "datatype": "FP32", "shape": [-1, about["outputs"]]},
+            {"name": "class", "datatype": "INT64", "shape": [-1]},
+        ],
+    }
+
+
+def infer_answer(stream_id: str, result: Mapping[str, Any], outputs: int) -> dict[str, Any]:
+    """Return a prediction as the Open Inference Protocol has it; an image without a prediction has class -1."""
+    rows = result["predictions"]
+    values = [value for row in rows for value in row.get("probabilities") or [0.0] * outputs]
+    labels = [-1 if row["class"] is None else row["class"] for row in rows]
+    return {
+        "model_name": stream_id,
+        "id": result["request_id"],
+        "parameters": {"seq": result["seq"], "adaptation": result["adaptation"]["status"]},
+        "outputs": [
+            {"name": "probabilities", "datatype": "FP32", "shape": [len(rows), outputs], "data": values},
+            {"name": "class", "datatype": "INT64", "shape": [len(rows)], "data": labels},
+        ],
+    }
 
 
 class RankedClass(BaseModel):
@@ -136,25 +147,18 @@ class Prediction(JobDone):
 
 
 class StreamStatus(BaseModel):
-    """The status of a stream."""
+    """The status of a stream; the response has some more."""
+
+    model_config = {"extra": "allow"}
 
     stream: str
     seq: int
     version: int = Field(description="seq at which the present state was reached; 0 is the source model")
     durable_through: int
-    snapshot_every: int
     unsaved_batches: int = Field(description="adapted batches that a crash would lose")
-    images: int
-    adapted_batches: int
-    updates: int
-    skipped_batches: int
-    in_memory: bool
-    waiting: int
-    last_used: str
-    confidence: float | None
-    recent_confidence: list[float]
-    distinct_classes: int
-    class_balance: list[dict[str, Any]]
+    adapted_batches: int = Field(description="batches that changed a parameter")
+    skipped_batches: int = Field(description="batches not adapted to because of load or storage")
+    confidence: float | None = Field(description="mean confidence of the last batch")
     drift: float = Field(description="relative change of the weights when last measured")
     last_adaptation: dict[str, Any]
     guard: dict[str, Any]
@@ -189,27 +193,14 @@ class ErrorAnswer(BaseModel):
     error: dict[str, Any]
 
 
-_BASE64 = {"type": "object", "properties": {"images": {"type": "array", "items": {"type": "string", "format": "byte"}}}}
-_ARRAYS = {"type": "object", "properties": {"arrays": {"type": "array", "description": "[N, 3, H, W], values in 0..1"}}}
+_LIST = {"type": "array", "items": {"type": "string", "format": "byte"}}
+_FILE = {"type": "string", "format": "binary"}
+_BODIES: dict[str, dict[str, Any]] = {
+    "multipart/form-data": {"type": "object", "properties": {"images": {"type": "array", "items": _FILE}}},
+    "application/json": {"type": "object", "properties": {"images": _LIST, "arrays": {"type": "array"}}},
+    "application/octet-stream": {**_FILE, "description": "little-endian float32; header X-Shape: N,3,H,W"},
+    "image/*": {**_FILE, "description": "one image file"},
+}
 PREDICT_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"images": {"type": "array", "items": {"type": "string", "format": "binary"}}},
-                }
-            },
-            "application/json": {"schema": {"oneOf": [_BASE64, _ARRAYS]}},
-            "application/octet-stream": {
-                "schema": {
-                    "type": "string",
-                    "format": "binary",
-                    "description": "little-endian float32; header X-Shape: N,3,H,W",
-                }
-            },
-            "image/*": {"schema": {"type": "string", "format": "binary", "description": "one image file"}},
-        },
-    }
+    "requestBody": {"required": True, "content": {kind: {"schema": schema} for kind, schema in _BODIES.items()}}
 }

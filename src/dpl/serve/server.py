@@ -1,7 +1,6 @@
 """Puts a server together: live models, streams, store, metrics."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from dpl.core.errors import SettingError
 from dpl.data.transforms import Evaluation
 from dpl.model.adaptive import AdaptiveModel
+from dpl.serve.decoders import DecoderPool
 from dpl.serve.engine import Engine
 from dpl.serve.images import RequestDecoder
 from dpl.serve.metrics import Gauges, Metrics
@@ -22,7 +22,6 @@ from dpl.serve.writer import Writer
 __all__ = ["Server", "open_server"]
 
 _PROBE_IMAGES = 8
-_DECODER_THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -31,25 +30,27 @@ class Server:
 
     settings: ServeSettings
     engine: Engine
-    decoder: RequestDecoder
+    decoders: DecoderPool
     metrics: Metrics
     tokens: Tokens | None
-    decoding: ThreadPoolExecutor
     about: dict[str, Any]
 
     @property
     def problems(self) -> list[str]:
-        """The present problems; empty if there are none."""
-        problem = self.engine.context.writer.problem
-        if problem is None:
-            return []
-        adaptation = "goes on" if self.settings.on_storage_failure == "adapt" else "is paused"
-        return [f"the state folder cannot be written ({problem}); adaptation {adaptation}, snapshots are retried"]
+        """The present problems, if there are any. They name neither streams nor folders: anyone may read them."""
+        problems, failure = [], self.engine.context.writer.problem
+        if failure is not None:
+            adaptation = "goes on" if self.settings.on_storage_failure == "adapt" else "is paused"
+            problems.append(f"the state folder cannot be written ({failure}); adaptation {adaptation}; retrying")
+        refused = sum(stream.refused for stream in self.engine.streams())
+        if refused:
+            problems.append(f"{refused} streams started over, as no snapshot of theirs could be read; reset them")
+        return problems
 
     def close(self) -> None:
-        """Finish the queued jobs and write every stream to disk."""
-        self.engine.stop()
-        self.decoding.shutdown()
+        """Finish the queued jobs and write every stream to disk, as far as there is time."""
+        self.engine.stop(self.settings.stop_seconds)
+        self.decoders.close()
 
 
 def open_server(
@@ -68,7 +69,6 @@ def open_server(
     models = [make() for _ in range(settings.live_models)]
     first = all([_warm_up(model, shape) for model in models])
     source = models[0].state_dict()
-    _check_names(names, models[0], shape)
     about = _identity(models[0])
     store = StreamStore(settings.state, about, settings.keep_snapshots)
     metrics = Metrics()
@@ -76,17 +76,18 @@ def open_server(
         settings=settings,
         source=SourceState(source),
         store=store,
-        writer=Writer(store, metrics.note_written),
+        writer=Writer(store, metrics.note_written, settings.slow_disk),
         metrics=metrics,
         names=tuple(names),
         first=first if settings.answer == "auto" else settings.answer == "first",
     )
-    engine = Engine(models, context)
+    engine = Engine(models, context, tokens.tenants if tokens else ("",))
     metrics.registry.register(Gauges(engine.streams, engine.facts))
     decoder = RequestDecoder(transform, shape, settings.max_batch, settings.max_pixels)
-    about |= {"shape": list(shape), "classes": list(names), "answers_first": context.first}
-    decoding = ThreadPoolExecutor(_DECODER_THREADS, thread_name_prefix="dpl-serve-decoder")
-    return Server(settings, engine, decoder, metrics, tokens, decoding, about)
+    decoders = DecoderPool(decoder, settings)
+    about |= {"shape": list(shape), "classes": list(names), "answers_first": context.first,
+              "outputs": _outputs(names, models[0], shape)}  # fmt: skip
+    return Server(settings, engine, decoders, metrics, tokens, about)
 
 
 def _warm_up(model: AdaptiveModel, shape: tuple[int, ...]) -> bool:
@@ -95,17 +96,21 @@ def _warm_up(model: AdaptiveModel, shape: tuple[int, ...]) -> bool:
     return predicts_first(model, images)
 
 
-def _check_names(names: Sequence[str], model: AdaptiveModel, shape: tuple[int, ...]) -> None:
-    outputs = model.predict(like_model(torch.zeros(1, *shape), model)).shape[1]
+def _outputs(names: Sequence[str], model: AdaptiveModel, shape: tuple[int, ...]) -> int:
+    """Return the number of classes; the names must be as many."""
+    outputs: int = model.predict(like_model(torch.zeros(1, *shape), model)).shape[1]
     if names and len(names) != outputs:
         raise SettingError(f"{len(names)} class names for a network with {outputs} outputs; expected {outputs} names")
+    return outputs
 
 
 def _identity(model: AdaptiveModel) -> dict[str, Any]:
-    """Return what the state of a stream depends on: source weights, method, settings, guard."""
+    """Return what the state of a stream depends on; `dpl.load` needs the same to read a snapshot of one."""
     return {
         "source": model.fingerprint,
         "method": model.method.info.name,
         "settings": model.stored_settings(),
         "guard": None if model.guard is None else vars(model.guard.settings),
+        "classifier": model.network.classifier_name,
+        "layout": "as_is",
     }

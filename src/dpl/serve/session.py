@@ -6,13 +6,14 @@ Nothing else changes the adapted state of a stream.
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpl.core.errors import InputError, SnapshotError
+from dpl.core.errors import InputError
 from dpl.model.adaptive import AdaptiveModel
 from dpl.serve.metrics import Metrics
 from dpl.serve.settings import ServeSettings
@@ -119,12 +120,15 @@ class Session:
 
     def load(self) -> None:
         """Put the stream's state on the model, from memory or from disk."""
+        if self.live.stream is self.stream:
+            return
+        self.live.stream = None
         if self.stream.difference is None:
             self._read_snapshot()
-        if self.live.stream is not self.stream:
-            self._set_state(self.stream.difference or StateDifference())
-            self.live.stream = self.stream
-            self.context.metrics.swaps.inc()
+        else:
+            self._set_state(self.stream.difference)
+        self.live.stream = self.stream
+        self.context.metrics.swaps.inc()
 
     def unload(self) -> None:
         """Take the stream's state off the model; it stays in memory."""
@@ -144,8 +148,8 @@ class Session:
         logits = self._step_or_recover(like_model(images, model))
         stream, facts = self.stream, _plain(model.last)
         stream.note_change()
-        stream.adapted += 1
-        stream.updates += bool(facts.get("updated", True))
+        stream.steps += 1
+        stream.adapted += bool(facts.get("updated", True))
         stream.last = facts
         self._note_guard(counts)
         self.context.note_step(time.monotonic() - start)
@@ -185,33 +189,34 @@ class Session:
             self.stream.event("guard", action=report["action"], reason=report["reason"])
 
     def save_if_due(self) -> None:
-        """Take an automatic snapshot if enough batches were adapted to; it is written in the background."""
-        if self.stream.adapted - self.stream.captured >= self.context.settings.snapshot_every:
-            self.context.writer.save_soon(self.stream, self._snapshot("auto"))
+        """Save the state if it has changed often enough."""
+        if self.stream.steps - self.stream.captured >= self.context.settings.snapshot_every:
+            self.save("auto")
 
-    def save(self, kind: Kind) -> StreamSnapshot:
-        """Write a snapshot and return when it is on disk; raises OSError if it cannot be written."""
-        snapshot = self._snapshot(kind)
-        self.context.writer.save_now(self.stream, snapshot)
-        return snapshot
+    def save(self, kind: Kind) -> "Future[None]":
+        """Take a snapshot, which is written in the background; the result is there when it is on disk."""
+        self.stream.captured = self.stream.steps
+        return self.context.writer.save(self.stream, self.stream.as_snapshot(kind, self.current_difference()))
 
     def restore(self, snapshot: StreamSnapshot) -> None:
         """Set the state to that of a snapshot."""
         self._set_state(snapshot.difference)
         self.stream.note_change(snapshot.name.version)
 
+    def restore_newest(self, before: int | None = None) -> tuple[StreamSnapshot | None, list[str]]:
+        """Set the state to that of the newest snapshot that is valid and fits; return what was wrong with others."""
+        return self.context.store.newest(self.stream.id, before, self.restore)
+
     def reset(self) -> None:
         """Return to the source state, exactly."""
         self._set_state(StateDifference())
         self.stream.note_change(0)
+        self.stream.refused = False
 
     def recover(self) -> None:
         """Return to the newest valid snapshot or, if there is none, to the source state."""
-        snapshot, _ = self.context.store.newest(self.stream.id)
-        if snapshot is None:
+        if self.restore_newest()[0] is None:
             self.reset()
-        else:
-            self.restore(snapshot)
         self.stream.event("recovered", version=self.stream.version)
 
     def current_difference(self) -> StateDifference:
@@ -222,31 +227,26 @@ class Session:
             self.stream.stale = False
         return self.stream.difference
 
-    def _snapshot(self, kind: Kind) -> StreamSnapshot:
-        self.stream.captured = self.stream.adapted
-        return self.stream.as_snapshot(kind, self.current_difference())
-
     def _read_snapshot(self) -> None:
-        """Read the newest valid snapshot; a stream without one starts from the source state."""
-        snapshot, problems = self.context.store.newest(self.stream.id)
+        """Read the newest snapshot that is valid and fits; a stream without one starts from the source state."""
+        stream = self.stream
+        snapshot, problems = self.context.store.newest(stream.id, use=lambda it: self._set_state(it.difference))
         for problem in problems:
-            self.stream.event("snapshot_refused", reason=problem)
+            stream.event("snapshot_refused", reason=problem)
             self.context.metrics.refused_snapshots.inc()
         if snapshot is not None:
-            self.stream.apply_snapshot(snapshot)
-            self.stream.drift = self.context.source.drift(snapshot.difference)
+            stream.apply_snapshot(snapshot)
+            stream.drift = self.context.source.drift(snapshot.difference)
             return
-        self.stream.difference, self.stream.unread = StateDifference(), False
+        self._set_state(StateDifference())
+        stream.difference, stream.unread = StateDifference(), False
         if problems:
-            self.stream.note_change(0)
-            self.stream.event("started_over", reason="no snapshot could be read")
+            stream.note_change(0)
+            stream.refused = True
+            stream.event("started_over", reason="no snapshot could be read")
 
     def _set_state(self, difference: StateDifference) -> None:
-        try:
-            self.live.model.load_state_dict(self.context.source.restored(difference))
-        except SnapshotError:
-            self.live.stream = None
-            raise
+        self.live.model.load_state_dict(self.context.source.restored(difference))
 
 
 def like_model(images: Tensor, model: AdaptiveModel) -> Tensor:

@@ -20,6 +20,8 @@ _RECENT_BATCHES = 120
 _RECENT_IMAGES = 500
 _EVENTS_ON_DISK = 16  # events kept of a stream whose state is on disk only
 _SHOWN_CLASSES = 10
+_LOGGED = {"reset", "rollback", "recovered", "snapshot_refused", "started_over"}
+_log = logging.getLogger("dpl.serve")
 _journal = logging.getLogger("dpl.serve.journal")  # every event of every stream, one JSON document per line
 _journal.setLevel(logging.INFO)
 _journal.propagate = False
@@ -34,13 +36,15 @@ class Stream:
         self.version = 0  # seq at which the present state was reached; 0 is the source model
         self.changed = 0  # seq of the last change of the state
         self.saved = 0  # seq of the newest snapshot on disk
-        self.adapted = 0  # batches that the stream adapted to
-        self.updates = 0  # those of them that changed a parameter, since the process started
+        self.adapted = 0  # batches that changed a parameter
         self.images = 0
-        self.captured = 0  # value of `adapted` when the last snapshot was taken
-        self.durable = 0  # value of `adapted` in the newest snapshot on disk
+        self.steps = 0  # batches shown to the method since the process started; each may have changed the state
+        self.captured = 0  # value of `steps` when the last snapshot was taken
+        self.durable = 0  # value of `steps` in the newest snapshot on disk
+        self.disk = 0  # bytes of the snapshots on disk
         self.difference: StateDifference | None = None  # None: on disk only, or never used
         self.unread = False  # from an earlier run, and its snapshot was not read yet
+        self.refused = False  # no snapshot could be read, so that the stream started over
         self.stale = False  # the live model has changed since `difference` was taken
         self.drift = 0.0
         self.skipped = 0
@@ -48,6 +52,7 @@ class Stream:
         self.jobs: deque[Job] = deque()
         self.running = False
         self.admitted = 0
+        self.tenant = ""  # of the last request
         self.last: dict[str, Any] = {}  # what the last adaptation did
         self.guard: dict[str, Any] = {}  # what the guard did with that batch, and in all
         self._lock = threading.Lock()
@@ -63,7 +68,7 @@ class Stream:
     @property
     def unsaved(self) -> int:
         """Adapted batches that a crash would lose."""
-        return self.adapted - self.durable if self.changed > self.saved else 0
+        return self.steps - self.durable if self.changed > self.saved else 0
 
     @property
     def confidence(self) -> float | None:
@@ -90,20 +95,21 @@ class Stream:
         if self.unread:
             self.adapted = self.images = 0  # `read_counts` may have read a snapshot that is damaged
         self.adapted, self.images = max(self.adapted, snapshot.adapted), max(self.images, snapshot.images)
-        self.captured = self.durable = self.adapted
+        self.captured = self.durable = self.steps
         self.difference, self.stale, self.unread = snapshot.difference, False, False
 
     def note_snapshot(self, snapshot: StreamSnapshot) -> None:
         """Note that a snapshot is on disk."""
         self.saved = max(self.saved, snapshot.name.seq)
-        self.durable = max(self.durable, snapshot.adapted)
+        self.durable = max(self.durable, snapshot.steps)
         self.event("snapshot", snapshot=snapshot.name.seq, version=snapshot.name.version, kind=snapshot.name.kind)
 
     def forget(self) -> None:
         """Return to the values of a new stream, after this one was deleted."""
         self.seq = self.version = self.changed = self.saved = 0
-        self.adapted = self.images = self.updates = self.skipped = self.captured = self.durable = 0
+        self.adapted = self.images = self.steps = self.skipped = self.captured = self.durable = self.disk = 0
         self.last, self.guard, self.drift = {}, {}, 0.0
+        self.difference, self.stale, self.unread, self.refused = StateDifference(), False, False, False
         with self._lock:
             self._events.clear()
             self._confidence.clear()
@@ -111,7 +117,8 @@ class Stream:
 
     def as_snapshot(self, kind: Kind, difference: StateDifference) -> StreamSnapshot:
         """Return the present state as a snapshot."""
-        return StreamSnapshot(SnapshotName(self.seq, self.version, kind), difference, self.adapted, self.images)
+        name = SnapshotName(self.seq, self.version, kind)
+        return StreamSnapshot(name, difference, self.adapted, self.images, self.steps)
 
     def note_predictions(self, confidence: float, classes: Iterable[int]) -> None:
         """Keep the mean confidence and the predicted classes of a batch."""
@@ -124,6 +131,8 @@ class Stream:
         entry = {"seq": self.seq, "time": _now(), "event": what, **facts}
         with self._lock:
             self._events.append(entry)
+        if what in _LOGGED:
+            _log.info("%s%s", what, "".join(f", {name}: {value}" for name, value in facts.items()))
         if _journal.hasHandlers():
             _journal.info("%s", json.dumps({"stream": self.id, **entry}))
 
@@ -155,7 +164,6 @@ class Stream:
             "unsaved_batches": self.unsaved,
             "images": self.images,
             "adapted_batches": self.adapted,
-            "updates": self.updates,
             "skipped_batches": self.skipped,
             "in_memory": self.difference is not None,
             "waiting": self.admitted,

@@ -1,4 +1,4 @@
-"""The one thread that writes to the state folder.
+"""The one thread that writes to the state folder. No other thread waits for it.
 
 After a failed write the server continues, reports the problem, and retries until the write succeeds.
 """
@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dpl.serve.store import StreamSnapshot, StreamStore
@@ -25,45 +24,53 @@ _log = logging.getLogger("dpl.serve")
 class _Task:
     stream: Stream
     snapshot: StreamSnapshot | None  # None: delete the stream
-    automatic: bool
     done: "Future[None]" = field(default_factory=Future)
+
+    @property
+    def kind(self) -> str:
+        return "delete" if self.snapshot is None else self.snapshot.name.kind
 
 
 class Writer:
     """Writes snapshots in the order of the calls; of several automatic ones that wait, only the newest."""
 
-    def __init__(self, store: StreamStore, on_written: Callable[[bool, float], None]) -> None:
-        self._store = store
-        self._on_written = on_written
+    def __init__(self, store: StreamStore, on_written: Callable[[bool, float], None], slow: float) -> None:
+        self._store, self._on_written, self._slow = store, on_written, slow
         self._tasks: deque[_Task] = deque()
         self._failed: dict[str, _Task] = {}
         self._changed = threading.Condition()
         self._working: _Task | None = None
+        self._began = 0.0
         self._stopping = False
-        self.problem: str | None = store.problem
+        self._failure: str | None = store.problem
         self._thread = threading.Thread(target=self._work, name="dpl-serve-writer", daemon=True)
         self._thread.start()
 
-    def save_soon(self, stream: Stream, snapshot: StreamSnapshot) -> None:
-        """Write a snapshot in the background; an older one of the stream that still waits is dropped."""
+    @property
+    def problem(self) -> str | None:
+        """Why the folder cannot be written at present, or that it is slow."""
+        if self._failure is None and self._working is not None and time.monotonic() - self._began > self._slow:
+            return f"the disk is slow: a write has taken {time.monotonic() - self._began:.0f} s"
+        return self._failure
+
+    def save(self, stream: Stream, snapshot: StreamSnapshot) -> "Future[None]":
+        """Write a snapshot in the background; the result is there when it is on the disk, or an OSError."""
         with self._changed:
-            for task in self._tasks:
-                if task.automatic and task.stream is stream:
-                    task.snapshot = snapshot
-                    return
-            self._tasks.append(_Task(stream, snapshot, automatic=True))
-            self._changed.notify()
+            kind = snapshot.name.kind
+            same = next((task for task in self._tasks if task.stream is stream and task.kind == kind), None)
+            if same is None:
+                return self._put(_Task(stream, snapshot))
+            if kind != "auto":
+                return _failed(OSError("an earlier snapshot of the stream still waits to be written"))
+            same.snapshot = snapshot
+            return same.done
 
-    def save_now(self, stream: Stream, snapshot: StreamSnapshot) -> None:
-        """Write a snapshot and return when it is on the disk; raises OSError if it cannot be written."""
-        self._wait(_Task(stream, snapshot, automatic=False))
-
-    def delete(self, stream: Stream) -> None:
-        """Delete a stream's folder, and drop the snapshots of it that still wait."""
+    def delete(self, stream: Stream) -> "Future[None]":
+        """Delete a stream's folder in the background, and drop the automatic snapshots of it that still wait."""
         with self._changed:
             self._failed.pop(stream.id, None)
-            self._tasks = deque(task for task in self._tasks if not (task.automatic and task.stream is stream))
-        self._wait(_Task(stream, None, automatic=False))
+            self._tasks = deque(task for task in self._tasks if task.kind != "auto" or task.stream is not stream)
+            return self._put(_Task(stream, None))
 
     def flush(self) -> None:
         """Return when every snapshot that waits was written, or could not be."""
@@ -71,24 +78,23 @@ class Writer:
             waiting = [*self._tasks] if self._working is None else [self._working, *self._tasks]
         wait([task.done for task in waiting])
 
-    def stop(self) -> None:
-        """Write the snapshots that wait, then end the thread."""
+    def stop(self, seconds: float) -> bool:
+        """Write the snapshots that wait, then end the thread; return whether that took less than `seconds`."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
-    def _wait(self, task: _Task) -> None:
-        with self._changed:
-            if self._stopping:
-                raise OSError("the server is stopping")
-            self._tasks.append(task)
-            self._changed.notify()
-        task.done.result()
+    def _put(self, task: _Task) -> "Future[None]":
+        if self._stopping:
+            return _failed(OSError("the server is stopping"))
+        self._tasks.append(task)
+        self._changed.notify()
+        return task.done
 
     def _work(self) -> None:
         while (task := self._next()) is not None:
-            start = time.monotonic()
             try:
                 self._do(task)
             except OSError as error:
@@ -97,17 +103,18 @@ class Writer:
                 _log.exception("writing stream %s", task.stream.id)
                 self._note_failure(task, OSError(f"{type(error).__name__}: {error}"))
             else:
-                self._note_success(task, time.monotonic() - start)
+                self._note_success(task, time.monotonic() - self._began)
 
     def _next(self) -> _Task | None:
         """Return the next task, or a failed one to retry if no other comes for a while; None at the end."""
         with self._changed:
+            self._working = None
             while not self._tasks:
                 if self._stopping:
                     return None
                 if not self._changed.wait(_RETRY_SECONDS if self._failed else None) and self._failed:
-                    return self._failed.pop(next(iter(self._failed)))
-            self._working = self._tasks.popleft()
+                    self._tasks.append(self._failed.pop(next(iter(self._failed))))
+            self._began, self._working = time.monotonic(), self._tasks.popleft()
             return self._working
 
     def _do(self, task: _Task) -> None:
@@ -115,11 +122,12 @@ class Writer:
             self._store.delete(task.stream.id)
         else:
             self._store.write(task.stream.id, task.snapshot)
+            task.stream.disk = self._store.size(task.stream.id)
 
     def _note_success(self, task: _Task, seconds: float) -> None:
-        if self.problem is not None:
+        if self._failure is not None:
             _log.warning("the state folder can be written again")
-        self.problem = None
+        self._failure = None
         if task.snapshot is not None:
             task.stream.note_snapshot(task.snapshot)
         self._forget_older_failure(task)
@@ -128,18 +136,17 @@ class Writer:
 
     def _note_failure(self, task: _Task, error: OSError) -> None:
         reason = f"{error.strerror or error}"
-        if self.problem is None:
-            _log.error("the state folder cannot be written: %s", reason)
+        if self._failure is None:
+            _log.error("%s cannot be written: %s", self._store.folder, reason)
             task.stream.event("snapshot_failed", reason=reason)
-        self.problem = f"{self._store.folder}: {reason}"
+        self._failure = reason
         self._on_written(False, 0.0)
         if task.snapshot is not None:
             with self._changed:
                 known = self._failed.get(task.stream.id)
                 if known is None or known.snapshot is None or known.snapshot.name < task.snapshot.name:
-                    self._failed[task.stream.id] = _Task(task.stream, task.snapshot, automatic=True)
-        with suppress(Exception):  # nobody waits for a retry
-            task.done.set_exception(error)
+                    self._failed[task.stream.id] = _Task(task.stream, task.snapshot)
+        task.done.set_exception(error)
 
     def _forget_older_failure(self, task: _Task) -> None:
         """Drop the retry of a snapshot if a newer one was written or the stream was deleted."""
@@ -147,3 +154,9 @@ class Writer:
             failed = self._failed.get(task.stream.id)
             if failed and failed.snapshot and (task.snapshot is None or failed.snapshot.name <= task.snapshot.name):
                 del self._failed[task.stream.id]
+
+
+def _failed(error: OSError) -> "Future[None]":
+    future: Future[None] = Future()
+    future.set_exception(error)
+    return future
