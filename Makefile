@@ -25,6 +25,8 @@ docs: $(STAMP)
 abuse: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/abuse.py --out runs/abuse --jobs $$(nproc)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serve_abuse.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serve_attacks.py
+	DPL_FUZZ=5000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve/test_serve_fuzz.py
 
 # Speed and memory of every method, and how they grow; some hours on two idle cores. Stopped and started again, it goes on.
 bench: $(STAMP)

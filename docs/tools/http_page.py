@@ -23,12 +23,13 @@ _STATUS = {
     "401": "the token is missing or wrong",
     "403": "a browser sent the request from another site",
     "404": "no such stream, or the token does not cover it",
-    "408": "the body did not arrive in time",
+    "408": "the body arrived too slowly",
     "409": "the snapshot that the request needs is missing or damaged",
     "413": "the body is larger than `--max-body`",
     "422": "the images or options cannot be used; the message says why",
-    "429": "too many requests for this stream, or too many streams; see `Retry-After`",
-    "503": "too many requests for the server, it is starting or stopping, or storage fails; see `Retry-After`",
+    "429": "too many requests, bytes or streams of this token, or requests for this stream; see `Retry-After`",
+    "431": "the header is longer than `--max-header` or has too many fields",
+    "503": "too many requests for the server, it is stopping, or storage fails or is slow; see `Retry-After`",
 }
 # What the OpenAPI document leaves out.
 _MEANINGS = {

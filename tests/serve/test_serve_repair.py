@@ -11,6 +11,7 @@ from live import Live, adaptive, assert_same_state, batch, live, network, wait_f
 
 import dpl
 from dpl.core.errors import SnapshotError
+from dpl.model.adaptive import DEFAULT_METHOD
 from dpl.serve.logs import configure_logging
 from dpl.snapshot import write_snapshot
 
@@ -101,7 +102,7 @@ def test_odd_folders_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("guard", [False, True])
-@pytest.mark.parametrize("method", ["tent", "dpl", "auto"])
+@pytest.mark.parametrize("method", ["tent", "dpl", DEFAULT_METHOD])
 def test_a_snapshot_of_a_stream_is_loaded_by_the_library(tmp_path: Path, method: str, guard: bool) -> None:
     with live(tmp_path, method=method, guard=guard) as server:
         for number in range(2):

@@ -69,7 +69,7 @@ def open_server(
     models = [make() for _ in range(settings.live_models)]
     first = all([_warm_up(model, shape) for model in models])
     source = models[0].state_dict()
-    about = _identity(models[0])
+    about = {**_identity(models[0]), "input": list(shape)}
     store = StreamStore(settings.state, about, settings.keep_snapshots)
     metrics = Metrics()
     context = ServerContext(
