@@ -214,6 +214,9 @@ def test_damage_is_named_and_the_rest_is_shown(bench_root, tmp_path):
     (copy / "failures" / "0123.json").write_text(
         json.dumps({"unit": "dpl on pacs/photo", "reason": "no <b>memory</b>"})
     )
+    (copy / "failures" / "4567.json").write_text(
+        json.dumps({"unit": "tent on pacs/photo", "reason": "no <b>memory</b>"})
+    )
     (copy / "units" / ".abc.1.tmp").mkdir()
     run = read_runs(copy)[0]
     text = " ".join(f"{item.subject}: {item.text}" for item in run.problems)
@@ -222,7 +225,7 @@ def test_damage_is_named_and_the_rest_is_shown(bench_root, tmp_path):
     assert "other checksum" in text
     assert "the mark of completion is missing" in text
     assert "unit.json: cannot be read" in text
-    assert "failed: no <b>memory</b>" in text
+    assert "dpl on pacs/photo, tent on pacs/photo: failed: no <b>memory</b>" in text  # told once
     assert "a draft" in text
     assert "13 of 16 finished" in run.status
     page = page_of(copy, tmp_path)

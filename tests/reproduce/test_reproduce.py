@@ -13,7 +13,7 @@ from dpl.bench.section import read_sections
 from dpl.cli import main
 from dpl.reproduce import paper
 from dpl.reproduce.plan import _shortened
-from dpl.reproduce.request import Request
+from dpl.reproduce.targets import Request
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 

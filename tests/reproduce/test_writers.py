@@ -10,8 +10,8 @@ from dpl.reproduce import paper
 from dpl.reproduce.compare import compare
 from dpl.reproduce.document import Document, Item
 from dpl.reproduce.render import render, write
-from dpl.reproduce.request import Request
 from dpl.reproduce.tables import make_document
+from dpl.reproduce.targets import Request
 
 NASTY = "a|b *c* _d_ <script>alert(1)</script> 5 % of $x & {y} #z ~t ^u \\v -> w"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dpl.bench.engine import OnProgress
     from dpl.reproduce.compare import CellText, ComparisonTable
     from dpl.reproduce.document import Item
-    from dpl.reproduce.request import Request, Result
+    from dpl.reproduce.targets import Request, Result
 
 __all__ = ["add_arguments", "run"]
 
@@ -55,7 +55,7 @@ def _request(args: argparse.Namespace) -> "Request":
     import torch
 
     from dpl.cli.progress import watched
-    from dpl.reproduce.request import Request
+    from dpl.reproduce.targets import Request
 
     def watch(title: str, cells: "Sequence[Cell]", store: "Store") -> "AbstractContextManager[OnProgress]":
         return watched(title, cells, store, quiet=args.json)

@@ -27,7 +27,7 @@ __all__ = [
 SOURCE = "source"
 UNKNOWN = -1  # label of an image whose class is not known
 _SHARED = ("dataset", "corrupt", "part", "holdout", "limit", "files", "transform", "protocol", "order", "delta",
-           "visits", "network")  # fmt: skip
+           "visits", "imbalance", "outliers", "outlier_ratio", "stream_speed", "network")  # fmt: skip
 
 Facts = tuple[tuple[str, tuple[Item, ...]], ...]
 Integers = NDArray[np.int64]
@@ -286,10 +286,10 @@ def _unplanned(units: Sequence[Unit]) -> list[Cell]:
 def _missing(cells: Sequence[Cell], store: _CheckedStore, *, planned: bool) -> list[Item]:
     """Return which cells are not complete, and why as far as it is known."""
     failures, unfinished = store.failures(), store.unfinished()
-    items = [
-        Item(str(note.get("unit", key)), f"failed: {note.get('reason', 'no reason was noted')}")
-        for key, note in failures.items()
-    ]
+    reasons: dict[str, list[str]] = {}
+    for key, note in failures.items():
+        reasons.setdefault(str(note.get("reason", "no reason was noted")), []).append(str(note.get("unit", key)))
+    items = [Item(shorten(units), f"failed: {reason}") for reason, units in reasons.items()]
     state = "started and not finished: running now, or ended early"
     known = {unit.key for cell in cells for unit in cell.units()}
     items += [Item(key, state) for key in sorted(unfinished - known)]

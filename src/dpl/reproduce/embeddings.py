@@ -24,8 +24,7 @@ from dpl.reproduce.figures import NAMES, NOTE, footer, measured_on, not_run, run
 from dpl.reproduce.plan import Experiment, image_context
 from dpl.reproduce.plotting import axes, colour
 from dpl.reproduce.render import Picture
-from dpl.reproduce.request import Request, Result
-from dpl.reproduce.targets import register
+from dpl.reproduce.targets import Request, Result, register
 
 __all__ = [
     "Features", "Styles", "Target", "draw_features", "draw_styles", "farther", "make_figure2", "make_figure3",

@@ -16,8 +16,7 @@ from dpl.reproduce.layouts import FIGURES, Layout, Row
 from dpl.reproduce.plan import Experiment, nothing_measured, run_experiment
 from dpl.reproduce.plotting import axes, colour, draw_band, draw_runs, save_figure
 from dpl.reproduce.render import Picture, write_page
-from dpl.reproduce.request import Request, Result
-from dpl.reproduce.targets import experiment_file, register
+from dpl.reproduce.targets import Request, Result, experiment_file, register
 
 __all__ = [
     "NAMES", "NOTE", "PANELS", "Lines", "Panels", "batch_size_lines", "cumulative", "draw_batch_sizes",

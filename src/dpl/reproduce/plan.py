@@ -17,7 +17,7 @@ from dpl.data import Benchmark, open_benchmark
 from dpl.data.folders import shorten
 from dpl.reproduce.document import Item
 from dpl.reproduce.layouts import Row
-from dpl.reproduce.request import Request
+from dpl.reproduce.targets import Request
 
 __all__ = [
     "Experiment",

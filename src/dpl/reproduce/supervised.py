@@ -15,8 +15,7 @@ from dpl.reproduce.document import Document, Item, differences, paper_notes
 from dpl.reproduce.layouts import LAYOUTS
 from dpl.reproduce.plan import open_quietly
 from dpl.reproduce.render import write
-from dpl.reproduce.request import Request, Result
-from dpl.reproduce.targets import register
+from dpl.reproduce.targets import Request, Result, register
 from dpl.training.supervised import LOSSES, EpochReport, SupervisedSpec, train_supervised
 
 __all__ = ["make_supervised"]

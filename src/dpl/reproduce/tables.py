@@ -12,8 +12,7 @@ from dpl.reproduce.layouts import LAYOUTS, Row
 from dpl.reproduce.paper import Table
 from dpl.reproduce.plan import nothing_measured, run_experiment
 from dpl.reproduce.render import write
-from dpl.reproduce.request import Request, Result
-from dpl.reproduce.targets import experiment_file, register
+from dpl.reproduce.targets import Request, Result, experiment_file, register
 
 __all__ = ["make_document", "make_table"]
 

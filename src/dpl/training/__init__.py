@@ -4,6 +4,6 @@ A run has one folder, can be killed at any moment and resumes exactly. Nothing h
 """
 
 from dpl.training.loop import StepReport, TrainResult, train
-from dpl.training.spec import TrainSpec
+from dpl.training.sources import TrainSpec
 
 __all__ = ["StepReport", "TrainResult", "TrainSpec", "train"]

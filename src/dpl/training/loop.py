@@ -19,11 +19,17 @@ from dpl.core.settings import whole_number
 from dpl.data import Batch, batches, square, training, training_batches
 from dpl.data.sets import Indices
 from dpl.streams import seed_hash
-from dpl.training.curves import draw_curves
 from dpl.training.distributed import process_group
-from dpl.training.run_folder import Record, RunFolder, check_same_run, new_record, open_run_folder, session
-from dpl.training.sources import Sources, open_sources
-from dpl.training.spec import TrainSpec
+from dpl.training.run_folder import (
+    Record,
+    RunFolder,
+    check_same_run,
+    draw_curves,
+    new_record,
+    open_run_folder,
+    session,
+)  # fmt: skip
+from dpl.training.sources import Sources, TrainSpec, open_sources
 from dpl.training.trainer import SourceTrainer
 
 __all__ = ["StepReport", "TrainResult", "train"]

@@ -23,15 +23,15 @@ from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
 import dpl
-from dpl.core.errors import DataError, SettingError, SnapshotError
+from dpl.core.errors import DataError, MissingExtraError, SettingError, SnapshotError
+from dpl.core.extras import optional
 from dpl.core.files import clear_drafts, file_sha256, lock, write_file
 from dpl.data import training
 from dpl.snapshot import read_snapshot, write_snapshot
 from dpl.streams import seed_hash
-from dpl.training.sources import HOLDOUT, Sources
-from dpl.training.spec import TrainSpec
+from dpl.training.sources import HOLDOUT, Sources, TrainSpec
 
-__all__ = ["Record", "RunFolder", "check_same_run", "new_record", "open_run_folder", "session"]
+__all__ = ["Record", "RunFolder", "check_same_run", "draw_curves", "new_record", "open_run_folder", "session"]
 
 Record = dict[str, Any]
 _FORMAT = 1
@@ -181,3 +181,25 @@ def _settings(spec: TrainSpec, sources: Sources) -> Record:
 
 def _line(entry: Record) -> str:
     return json.dumps(entry) + "\n"
+
+
+def draw_curves(history: list[dict[str, Any]], title: str, path: Path) -> bool:
+    """Draw loss and validation accuracy over the steps; return False if matplotlib is not installed."""
+    try:
+        figure = optional("matplotlib.figure", "bench").Figure(figsize=(9, 3.5), layout="constrained")
+    except MissingExtraError:
+        return False
+    steps = [entry["step"] for entry in history]
+    best = max(history, key=lambda entry: entry["mean"])
+    losses, accuracies = figure.subplots(1, 2)
+    losses.plot(steps, [entry["loss"] for entry in history], color="black")
+    losses.set(xlabel="step", ylabel="training loss", ylim=(0, None))
+    for domain in history[0]["validation"]:
+        accuracies.plot(steps, [entry["validation"][domain] for entry in history], label=domain, linewidth=1)
+    accuracies.plot(steps, [entry["mean"] for entry in history], label="mean", color="black", linewidth=2)
+    accuracies.axvline(best["step"], color="grey", linestyle=":", label=f"kept: step {best['step']}")
+    accuracies.set(xlabel="step", ylabel="source validation accuracy, %")
+    accuracies.legend(fontsize="small")
+    figure.suptitle(title, fontsize="medium")
+    figure.savefig(path, dpi=150)
+    return True

@@ -14,7 +14,7 @@ from dpl.core.optimizer import laid_out_like
 from dpl.data import Batch
 from dpl.network.split import find_classifier, logits_of
 from dpl.training.distributed import DistributedNetwork, ProcessGroup
-from dpl.training.spec import TrainSpec
+from dpl.training.sources import TrainSpec
 
 __all__ = ["SourceTrainer", "Trainer"]
 
