@@ -1,9 +1,11 @@
 """SOFT DPL: decoupled prototypes without a threshold, with the surest features as memory and answer.
 
 Decoupled Prototype Learning (Wang et al., 2024) learns from samples above a confidence alpha. Where the source model is
-unsure, hardly any sample is, and nothing is learned. Here every sample takes part, by its probabilities.
+unsure, hardly any sample is, and nothing is learned. Here every sample takes part, by its probabilities, balanced
+between the classes of the batch.
 
-    R_ik = p_k(x_i), without gradient;   pi_k = min(1, sum_i R_ik);   s_ik = <w_k, z_i>/tau (cosine)
+    R_ik = p_ik / (1 + sum_j p_jk), rows scaled to sum 1, p: probabilities without gradient
+    s_ik = <w_k, z_i>/tau (cosine);   pi_k = min(1, sum_i R_ik)
     L_SOFT = sum_k pi_k (log sum_i e^{s_ik} - log sum_i R_ik e^{s_ik}) / sum_k pi_k          instead of Eq. 4
     z*_k = mean direction of the 20 features of lowest entropy predicted as k (T3A's support set)  instead of Eq. 5
     L = L_SOFT + beta L_REG(w, z*)                                                           Eq. 6 and 7 of the paper
@@ -14,7 +16,7 @@ statistics that the effective size of the batch allows; a network without BatchN
 classifier. Output: the batch enters the support set first and is predicted then, with the weights from before the
 update. A batch of one has no contrast and changes no weight.
 
-Every part is a setting: `norm`, `loss`, `reg_weight`, `answer`, `filter_k`, `scope`, `lr`.
+Every part is a setting: `norm`, `loss`, `balance`, `reg_weight`, `answer`, `filter_k`, `scope`, `lr`.
 """
 
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
 from dpl.objectives import (
+    balanced_responsibilities,
     confident_labels,
     dpl_soft,
     dpl_star,
@@ -52,6 +55,7 @@ class DPLSoftSettings(GradientSettings, SupportSettings, norm="auto", lr=2e-4, s
         "what is minimised: soft DPL; Eq. 4 over samples above `confidence`; SHOT-IM's or TENT's loss; nothing",
     )
     confidence: float = setting(0.9, "alpha, for loss='star' alone", low=0, high=1)
+    balance: bool = setting(True, "for loss='soft': balance the responsibilities between the classes of the batch")
     temperature: float = setting(0.1, "tau: temperature of the cosine similarities", low=1e-4)
     reg_weight: float = setting(1.0, "beta: weight of the regulariser", low=0)
     answer: Literal["memory", "classifier"] = setting("memory", "what predicts")
@@ -89,7 +93,8 @@ class DPLSoftTerm(Term):
         s = self.settings
         match s.loss:
             case "soft":
-                return dpl_soft(out.z, w, out.probabilities, s.temperature)
+                p = out.probabilities
+                return dpl_soft(out.z, w, balanced_responsibilities(p) if s.balance else p, s.temperature)
             case "star":
                 return dpl_star(out.z, w, confident_labels(out.reference, s.confidence), s.temperature)
             case "information":
