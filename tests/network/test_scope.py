@@ -65,10 +65,10 @@ def test_the_count_of_batches_is_part_of_the_state(tmp_path) -> None:
 @pytest.mark.parametrize("method", ["dpl", "pl", "proxy_nca"])
 def test_fewer_selected_samples_than_min_selected_take_no_step(method: str) -> None:
     with torch.no_grad():
-        alpha = float(network()(images()).softmax(1).max(1).values.median())
+        alpha = float(network()(images(16)).softmax(1).max(1).values.median())
     eager, idle = (dpl.adapt(network(), method, confidence=alpha, min_selected=share) for share in (0.25, 0.75))
-    eager(images())
-    idle(images())
+    eager(images(16))
+    idle(images(16))
     assert eager.last.updated is True
     assert idle.last.updated is False
     assert idle.last.reason == "too few samples to learn from"

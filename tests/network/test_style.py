@@ -7,7 +7,7 @@ import dpl
 from dpl.core.errors import ModelError
 from dpl.core.extras import optional
 from dpl.network.style_layer import find_style_layer, prefix_tokens
-from dpl.objectives import adain
+from dpl.objectives import adain, style_statistics
 from nets import images, network
 
 
@@ -34,7 +34,7 @@ def test_counts_tokens_that_are_not_patches() -> None:
 def test_a_given_layer_is_checked() -> None:
     with pytest.raises(ModelError, match="style_layer='layer9'"):
         dpl.adapt(network(), "dpl_dagger", style_layer="layer9")
-    assert dpl.adapt(network(), "dpl_dagger", style_layer="layer2").method.styling.layer == "layer2"
+    assert dpl.adapt(network(), "dpl_dagger", style_layer="layer2").method.term.styling.layer == "layer2"
 
 
 @pytest.mark.parametrize("kind", ["batch", "tokens", "group"])
@@ -58,12 +58,12 @@ def middle_confidence(model_kind: str) -> float:
 def test_the_second_pass_shows_confident_samples_in_an_unconfident_style(kind: str) -> None:
     alpha = middle_confidence(kind)
     model = dpl.adapt(network(kind), "dpl_dagger", confidence=alpha)
-    following = {"layer1": "layer2", "blocks.0": "blocks.1"}[model.method.styling.layer]
-    _, seen = maps_around(model, model.method.styling.layer, following, images())
+    following = {"layer1": "layer2", "blocks.0": "blocks.1"}[model.method.term.styling.layer]
+    _, seen = maps_around(model, model.method.term.styling.layer, following, images())
     first, content = seen[-2:]  # passes over one and two images confirm the network before
     confident = network(kind)(images()).softmax(1).max(1).values > alpha
     assert len(content) == int(confident.sum())
-    skip = model.method.styling.prefix  # class tokens
+    skip = model.method.term.styling.prefix  # class tokens
     first, content = (maps[:, skip:] if maps.ndim == 3 else maps for maps in (first, content))
     assert all(made_by_adain(copy, own, first[~confident]) for copy, own in zip(content, first[confident], strict=True))
 
@@ -88,19 +88,24 @@ def made_by_adain(copy: torch.Tensor, own: torch.Tensor, donors: torch.Tensor) -
     return any(torch.allclose(copy[None], adain(own[None], donor[None]), atol=1e-4) for donor in donors)
 
 
-def test_restyled_copies_are_made_by_adain_from_donors() -> None:
+def styles_of(batch: torch.Tensor) -> torch.Tensor:
+    """The means and deviations of the source model's maps at the style layer, [2, B, C, 1, 1]."""
+    return torch.stack(style_statistics(network().layer1(batch)))
+
+
+def is_confident(batch: torch.Tensor) -> torch.Tensor:
+    return network()(batch).softmax(1).max(1).values > middle_confidence("batch")
+
+
+def test_the_next_batch_takes_the_styles_of_the_last() -> None:
     model = dpl.adapt(network(), "dpl", style="carry_over", confidence=middle_confidence("batch"), lr=0.0)
     model(images())
-    carried = model.method.styling.carried
-    assert carried is not None
-    unconfident = network()(images()).softmax(1).max(1).values <= middle_confidence("batch")
-    assert torch.equal(carried, images()[unconfident])
-    given, taken = maps_around(model, "layer1", "layer2", images(seed=1))
-    originals, copies, lenders = taken[0], taken[-1], given[-2]
-    confident = network()(images(seed=1)).softmax(1).max(1).values > middle_confidence("batch")
+    torch.testing.assert_close(model.method.term.styling.carried, styles_of(images()))
+    _, taken = maps_around(model, "layer1", "layer2", images(seed=1))
+    originals, copies = taken[0], taken[-1]
+    confident = is_confident(images(seed=1))
     assert 0 < len(copies) == int(confident.sum())
-    assert len(lenders) <= min(len(carried), len(copies)), "only images whose style is used are looked at"
-    donors = network().layer1(carried).detach()
+    donors = network().layer1(images()[~is_confident(images())]).detach()
     assert all(made_by_adain(c, o, donors) for c, o in zip(copies, originals[confident], strict=True))
 
 
@@ -109,9 +114,9 @@ def test_style_from_chooses_the_donors(source: str) -> None:
     alpha = middle_confidence("batch")
     model = dpl.adapt(network(), "dpl", style="carry_over", style_from=source, confidence=alpha, lr=0.0)
     model(images())
-    confident = network()(images()).softmax(1).max(1).values > alpha
+    confident = is_confident(images())
     expected = {"unconfident": ~confident, "all": confident | True, "confident": confident}[source]
-    assert torch.equal(model.method.styling.carried, images()[expected])
+    assert torch.equal(model.method.term.styling.carried_lends, expected)
 
 
 @pytest.mark.parametrize("style", ["two_pass", "carry_over"])
@@ -123,7 +128,25 @@ def test_without_donors_or_without_confident_samples_it_is_plain_dpl(style: str,
         assert torch.allclose(plain(images(seed=seed)), styled(images(seed=seed)), atol=1e-6)
 
 
-def test_another_image_size_drops_the_carried_images() -> None:
+def test_styles_carry_over_to_another_image_size() -> None:
     model = dpl.adapt(network(), "dpl", style="carry_over", confidence=middle_confidence("batch"))
     model(images())
     assert model(images(4, size=12)).shape == (4, 5)
+
+
+def test_a_style_layer_that_is_not_used_is_refused() -> None:
+    unused = network()
+    unused.aside = torch.nn.Conv2d(3, 8, 1)
+    with pytest.raises(ModelError, match="style_layer='aside' was not used"):
+        dpl.adapt(unused, "dpl_dagger", style_layer="aside")(images())
+
+
+def test_tracked_statistics_are_those_of_the_real_images() -> None:
+    """Restyled copies are normalised as their batch was and do not move the running statistics."""
+    settings = {"confidence": middle_confidence("batch"), "norm": "track", "lr": 0.0}
+    models = [dpl.adapt(network(), name, **settings) for name in ("dpl", "dpl_dagger")]
+    for model in models:
+        model(images())
+    plain, styled = (model.model.layer2[1].running_mean for model in models)
+    assert not torch.equal(plain, network().layer2[1].running_mean)
+    torch.testing.assert_close(plain, styled)

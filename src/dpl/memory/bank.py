@@ -224,4 +224,4 @@ class _ReservoirBank:
             label = largest[int(which_class * len(largest))]
         elif entry > most / self.counts[label]:
             return None
-        return self.members[label].pop(int(which_slot * most))
+        return self.members[label].pop(min(int(which_slot * most), most - 1))

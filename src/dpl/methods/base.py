@@ -39,11 +39,12 @@ _FEW = {"all": 0.7, "features": 0.7, "affine": 0.5, "classifier": 0.0}
 
 @dataclass
 class Objective:
-    """A loss, whether there is anything to learn from (None: always), and facts for `model.last`."""
+    """A loss, whether there is anything to learn from (None: always), facts for `model.last`, why it may not step."""
 
     value: Tensor
     should_step: Tensor | None = None
     facts: dict[str, Fact] = field(default_factory=dict)
+    reason: str = "no sample to learn from"
 
     @property
     def selected(self) -> Fact | None:
@@ -51,10 +52,19 @@ class Objective:
         return self.facts.get("selected", self.facts.get("confident"))
 
     def __add__(self, other: Objective) -> Objective:
-        """Add two losses; the sum is worth a step if either is."""
+        """Add two losses. One with nothing to learn from adds nothing; the sum is worth a step if either is."""
         flags = self.should_step, other.should_step
         either = None if flags[0] is None or flags[1] is None else flags[0] | flags[1]
-        return Objective(self.value + other.value, either, self.facts | other.facts)
+        return Objective(self._learnable + other._learnable, either, self.facts | other.facts, self.reason)
+
+    def __rmul__(self, weight: float) -> Objective:
+        """Weight the loss."""
+        return replace(self, value=weight * self.value)
+
+    @property
+    def _learnable(self) -> Tensor:
+        """The value, or zero where there is nothing to learn from: Adam would make full steps of a rounding rest."""
+        return self.value if self.should_step is None else self.value.where(self.should_step, 0)
 
 
 class Method(Stateful, Generic[S]):
@@ -148,6 +158,8 @@ class Method(Stateful, Generic[S]):
 class Term(Stateful):
     """A loss with a memory of its own that can be added to any gradient method's, on the same pass."""
 
+    weight: float = 1.0  # in the sum
+
     def candidates(self, out: Pass) -> Tensor | None:
         """Return which samples the term may learn from, a mask [n]; None: all."""
         return None
@@ -240,12 +252,18 @@ class GradientMethod(Method[G]):
         rows = chosen.nonzero().flatten() if chosen is not None else torch.arange(len(images), device=images.device)
         rows = rows if len(rows) else rows.new_zeros(1)  # a loss over no sample still needs a graph
         part = self.network(images[rows])
-        return replace(part, reference=out.reference[rows], whole=out.reference, candidates=chosen)
+        seen = {"whole": out.reference, "maps": out.maps, "statistics": out.statistics}
+        return replace(part, reference=out.reference[rows], candidates=chosen, **seen)
+
+    def with_terms(self, objective: Objective, out: Pass) -> Objective:
+        """Return the objective with those of the added terms."""
+        for term in self.terms:
+            objective = objective + term.weight * term(out)
+        return objective
 
     def update(self, objective: Objective, out: Pass) -> None:
         """Add the terms, take one optimizer step if there is reason to, and record what happened."""
-        for term in self.terms:
-            objective = objective + term(out)
+        objective = self.with_terms(objective, out)
         finite = objective.value.detach().isfinite()
         should_step = finite if objective.should_step is None else finite & objective.should_step
         if self.settings.min_selected > 0 and objective.selected is not None:
@@ -259,8 +277,8 @@ class GradientMethod(Method[G]):
             self.share = share
         self.facts = {"loss": objective.value.detach(), **objective.facts, "updated": updated}
         if updated is False:  # known on the host
-            few = "too few samples" if self.settings.min_selected > 0 else "no sample"
-            self.facts["reason"] = f"{few} to learn from" if bool(finite) else "the loss is not finite"
+            reason = "too few samples to learn from" if self.settings.min_selected > 0 else objective.reason
+            self.facts["reason"] = reason if bool(finite) else "the loss is not finite"
 
     def require_source(self, source: Source | None, relative: str) -> Source:
         """Return the source batches, or raise an error that names a method which does without."""

@@ -9,29 +9,31 @@ Wang, Ding, Tan, Tan, Decoupled Prototype Learning for Reliable Test-Time Adapta
     L = L_DPL* + beta L_REG                                                                                  (Eq. 7)
 
 Updates: all parameters, with running statistics. Needs: a linear classifier. Output: from before the update. The memory
-starts as a copy of the classifier's rows, is updated first and then used; its history carries no gradient. Where the
-classifier is frozen (scope="affine") the fresh batch mean does, or L_REG would be a constant there (`memory_grad`).
+starts as a copy of the classifier's rows, is updated first and then used, and carries no gradient: Eq. 6 moves the
+prototypes, and with a frozen classifier (scope="affine" or "features") dpl learns as dpl_star does. A gradient through
+the batch's own share (`memory_grad=True`) brought nothing that could be measured (docs/dpl.md). With fewer than two
+classes among the confident samples the memory is updated and no weight moves: Eq. 4 is zero there, and Adam would make
+full steps of what little Eq. 6 leaves, and of its own momentum.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from dpl.core.random import Random
 from dpl.core.settings import setting
 from dpl.memory import update_class_memory
 from dpl.methods.base import Fact, GradientMethod, Objective, Term
+from dpl.methods.parts.class_sample import sampled_classes
+from dpl.methods.parts.style_transfer import StyleTransfer
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass
 from dpl.objectives import classes_present, confident_labels, dpl_star, prototype_regularization
 
-__all__ = ["DPL", "DPLSettings", "DPLTerm", "PrototypeMethod", "PrototypeSettings"]
-
-# Above this many classes Eq. 6 is estimated from a random sample of its rows: all C² similarities would cost
-# more than the network.
-_ALL_CLASSES, _SAMPLED_CLASSES = 4096, 64
+__all__ = ["DPL", "DPLSettings", "DPLTerm", "PrototypeMethod", "PrototypeSettings", "PrototypeTerm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,70 +55,100 @@ class DPLSettings(PrototypeSettings):
 
     momentum: float = setting(0.9, "eta: share of the old pseudo-feature that stays", low=0, high=1)
     reg_weight: float = setting(1.0, "beta: weight of the regulariser", low=0)
-    memory_grad: bool | str = setting(
-        "auto",
-        "gradient through the fresh batch mean in the memory; 'auto': where the classifier is frozen",
-        choices=(True, False, "auto"),
+    memory: Literal["features", "directions"] = setting(
+        "features", "what Eq. 5 averages: features as they are, or scaled to length one, as prototypes then are too"
     )
+    memory_grad: bool = setting(False, "let gradients flow through the batch's own share of the memory")
 
 
 P = TypeVar("P", bound=PrototypeSettings)
 
 
-class PrototypeMethod(GradientMethod[P], Generic[P]):
-    """What the family shares: only confident samples take part, and style transfer can be added."""
+class PrototypeTerm(Term, Generic[P]):
+    """A loss over the confident samples; `X+<member>` adds it to X."""
 
-    settings_class: ClassVar[type[Settings]] = PrototypeSettings
-
-    @classmethod
-    def for_settings(cls, settings: Settings) -> type[Self]:
-        """Return the class to build: `style=` adds style transfer to any member of the family."""
-        if not isinstance(settings, PrototypeSettings) or settings.style == "off":
-            return cls
-        from dpl.methods.dpl_dagger import with_style  # dpl_dagger builds on this module
-
-        return with_style(cls)
-
-    def candidates(self, out: Pass) -> Tensor:
-        """Eq. 1: the confident samples."""
-        return confident_labels(out.reference, self.settings.confidence) >= 0
-
-
-class DPLTerm(Term):
-    """L_DPL (Eq. 7) with the memory of Eq. 5; also what `X+dpl` adds to X."""
-
-    memory: Tensor  # z*, [C, d]
-
-    def __init__(self, network: Network, settings: DPLSettings, random: Random) -> None:
+    def __init__(self, network: Network, settings: P, random: Random) -> None:
         super().__init__()
         self.network, self.settings, self.random = network, settings, random
-        self.declare(memory=network.prototypes.detach().clone())
+        self.styling: StyleTransfer | None = None
+        if settings.style != "off":
+            carry = settings.style == "carry_over"
+            self.declare_part(
+                "styling", StyleTransfer(network, random, settings.style_layer, settings.style_from, carry=carry)
+            )
 
     def candidates(self, out: Pass) -> Tensor:
         """Eq. 1: the confident samples."""
         return confident_labels(out.reference, self.settings.confidence) >= 0
 
     def __call__(self, out: Pass) -> Objective:
+        """Return the loss over the confident samples; with one class alone there is nothing to contrast."""
+        if self.styling is not None:
+            out = self.styling.extend(out, self.settings.confidence)
+        labels = confident_labels(out.reference, self.settings.confidence)  # -1: not confident
+        present = classes_present(labels)
+        facts: dict[str, Fact] = {"confident": out.share(labels >= 0), "classes": present}
+        objective = self.loss(out, labels)
+        reason = "fewer than two classes among the confident samples"
+        return Objective(objective.value, present > 1, facts | objective.facts, reason)
+
+    def loss(self, out: Pass, labels: Tensor) -> Objective:
+        """Return the member's loss."""
+        raise NotImplementedError
+
+
+class PrototypeMethod(GradientMethod[P], Generic[P]):
+    """What the family shares: only confident samples take part, and style transfer can be added."""
+
+    settings_class: ClassVar[type[Settings]] = PrototypeSettings
+    term_class: ClassVar[type[PrototypeTerm[Any]]]
+    term: PrototypeTerm[P]
+
+    def __init__(self, network: Network, settings: P) -> None:
+        super().__init__(network, settings)
+        self.declare_part("term", self.term_class(network, settings, self.random))
+
+    def candidates(self, out: Pass) -> Tensor | None:
+        """Eq. 1: the confident samples."""
+        return self.term.candidates(out)
+
+    def loss(self, out: Pass) -> Objective:
+        """The member's loss."""
+        return self.term(out)
+
+
+class DPLTerm(PrototypeTerm[DPLSettings]):
+    """L_DPL (Eq. 7) with the memory of Eq. 5."""
+
+    memory: Tensor  # z*, [C, d]
+
+    def __init__(self, network: Network, settings: DPLSettings, random: Random) -> None:
+        super().__init__(network, settings, random)
+        self.declare(memory=self._first_memory())
+
+    def loss(self, out: Pass, labels: Tensor) -> Objective:
         """Eq. 7; the memory is updated before Eq. 6 uses it."""
         s, w = self.settings, self.network.prototypes
-        labels = confident_labels(out.reference, s.confidence)  # -1: not confident
-        present = classes_present(labels)
         contrast = dpl_star(out.z, w, labels, s.temperature)  # Eq. 4
-        facts: dict[str, Fact] = {"confident": out.share(labels >= 0), "classes": present}
         if s.reg_weight == 0:
-            return Objective(contrast, present > 1, facts)
+            return Objective(contrast)
         own = slice(out.originals)  # restyled copies do not enter the memory
-        memory = update_class_memory(self.memory, out.z[own], labels[own], s.momentum)  # Eq. 5
+        z = F.normalize(out.z[own], dim=1) if s.memory == "directions" else out.z[own]
+        memory = update_class_memory(self.memory, z, labels[own], s.momentum)  # Eq. 5
         self.memory = memory.detach()
-        through = s.memory_grad if isinstance(s.memory_grad, bool) else not w.requires_grad
-        sampled = None if len(w) <= _ALL_CLASSES else self.random.integers(len(w), _SAMPLED_CLASSES)
-        regulariser = prototype_regularization(w, memory if through else self.memory, s.temperature, sampled)  # Eq. 6
-        facts |= {"contrast": contrast.detach(), "regulariser": regulariser.detach()}
-        return Objective(contrast + s.reg_weight * regulariser, present > 0, facts)  # Eq. 7
+        sampled = sampled_classes(len(w), self.random)
+        used = memory if s.memory_grad else self.memory
+        regulariser = prototype_regularization(w, used, s.temperature, sampled)  # Eq. 6
+        facts: dict[str, Fact] = {"contrast": contrast.detach(), "regulariser": regulariser.detach()}
+        return Objective(contrast + s.reg_weight * regulariser, facts=facts)  # Eq. 7
 
     def restart(self) -> None:
         """Start the memory from the classifier's rows again."""
-        self.memory = self.network.prototypes.detach().clone()
+        self.memory = self._first_memory()
+
+    def _first_memory(self) -> Tensor:
+        w = self.network.prototypes.detach()
+        return F.normalize(w, dim=1) if self.settings.memory == "directions" else w.clone()
 
 
 @register(
@@ -130,12 +162,5 @@ class DPL(PrototypeMethod[DPLSettings]):
     """Eq. 7."""
 
     settings_class = DPLSettings
+    term_class = DPLTerm
     term: DPLTerm
-
-    def __init__(self, network: Network, settings: DPLSettings) -> None:
-        super().__init__(network, settings)
-        self.declare_part("term", DPLTerm(network, settings, self.random))
-
-    def loss(self, out: Pass) -> Objective:
-        """Eq. 7."""
-        return self.term(out)

@@ -10,13 +10,23 @@ exists; where the paper is silent the choices are listed in docs/dpl.md. One cla
 leaves nothing to contrast: no step is taken.
 """
 
-from dpl.methods.base import Fact, Objective
-from dpl.methods.dpl import PrototypeMethod, PrototypeSettings
+from torch import Tensor
+
+from dpl.methods.base import Objective
+from dpl.methods.dpl import PrototypeMethod, PrototypeSettings, PrototypeTerm
 from dpl.methods.registry import register
 from dpl.network import Pass
-from dpl.objectives import classes_present, confident_labels, dpl_o
+from dpl.objectives import dpl_o
 
-__all__ = ["DPLo"]
+__all__ = ["DPLo", "DPLoTerm"]
+
+
+class DPLoTerm(PrototypeTerm[PrototypeSettings]):
+    """Eq. 3."""
+
+    def loss(self, out: Pass, labels: Tensor) -> Objective:
+        """Eq. 3 over the confident samples."""
+        return Objective(dpl_o(out.z, self.network.prototypes, labels, self.settings.temperature))
 
 
 @register(
@@ -29,10 +39,4 @@ __all__ = ["DPLo"]
 class DPLo(PrototypeMethod[PrototypeSettings]):
     """Eq. 3."""
 
-    def loss(self, out: Pass) -> Objective:
-        """Eq. 3 over the confident samples."""
-        s = self.settings
-        labels = confident_labels(out.reference, s.confidence)
-        present = classes_present(labels)
-        facts: dict[str, Fact] = {"confident": out.share(labels >= 0), "classes": present}
-        return Objective(dpl_o(out.z, self.network.prototypes, labels, s.temperature), present > 1, facts)
+    term_class = DPLoTerm

@@ -118,6 +118,7 @@ class DPLSoft(GradientMethod[DPLSoftSettings]):
     """Soft DPL."""
 
     settings_class = DPLSoftSettings
+    term_class = DPLSoftTerm  # what `X+dpl_soft` adds to X
     term: DPLSoftTerm
 
     def __init__(self, network: Network, settings: DPLSoftSettings) -> None:

@@ -7,13 +7,23 @@ Wang et al., Decoupled Prototype Learning for Reliable Test-Time Adaptation, 202
 Updates, needs, output and empty cases are those of dpl_o.
 """
 
-from dpl.methods.base import Fact, Objective
-from dpl.methods.dpl import PrototypeMethod, PrototypeSettings
+from torch import Tensor
+
+from dpl.methods.base import Objective
+from dpl.methods.dpl import PrototypeMethod, PrototypeSettings, PrototypeTerm
 from dpl.methods.registry import register
 from dpl.network import Pass
-from dpl.objectives import classes_present, confident_labels, dpl_star
+from dpl.objectives import dpl_star
 
-__all__ = ["DPLStar"]
+__all__ = ["DPLStar", "DPLStarTerm"]
+
+
+class DPLStarTerm(PrototypeTerm[PrototypeSettings]):
+    """Eq. 4."""
+
+    def loss(self, out: Pass, labels: Tensor) -> Objective:
+        """Eq. 4 over the confident samples."""
+        return Objective(dpl_star(out.z, self.network.prototypes, labels, self.settings.temperature))
 
 
 @register(
@@ -26,10 +36,4 @@ __all__ = ["DPLStar"]
 class DPLStar(PrototypeMethod[PrototypeSettings]):
     """Eq. 4."""
 
-    def loss(self, out: Pass) -> Objective:
-        """Eq. 4 over the confident samples."""
-        s = self.settings
-        labels = confident_labels(out.reference, s.confidence)
-        present = classes_present(labels)
-        facts: dict[str, Fact] = {"confident": out.share(labels >= 0), "classes": present}
-        return Objective(dpl_star(out.z, self.network.prototypes, labels, s.temperature), present > 1, facts)
+    term_class = DPLStarTerm

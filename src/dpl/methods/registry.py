@@ -48,13 +48,13 @@ def register(name: str, *, paper: str, updates: str, passes: str, **needs: Any) 
 
 
 def get_method(name: str) -> type["Method[Any]"]:
-    """Return the class of the named method; `X+dpl` adds the DPL loss to X."""
+    """Return the class of the named method; `X+dpl` adds the loss of `dpl`, or of another of its family, to X."""
     _load_all()
     if name in _methods:
         return _methods[name]
     base, plus, added = name.partition("+")
-    if plus and base in _methods and added == "dpl":
-        return import_module("dpl.methods.compose").with_dpl(base)  # type: ignore[no-any-return]
+    if plus and base in _methods and added in _methods:
+        return import_module("dpl.methods.compose").with_added_loss(base, added)  # type: ignore[no-any-return]
     raise SettingError(f"unknown method {name!r}. {did_you_mean(name, _methods)}")
 
 

@@ -87,14 +87,14 @@ class SAR(GradientMethod[SARSettings]):
         out = self.forward(images)
         reliable = self.candidates(out)
         before = [term.state() for term in self.terms]
-        first = sum((term(out) for term in self.terms), self._entropy_loss(out, reliable))
+        first = self.with_terms(self._entropy_loss(out, reliable), out)
         with ascended(self.source_weights.parameters, first.value, self.settings.rho):
-            again = replace(self.network(out.images), whole=out.whole)
+            again = replace(self.network(out.images), whole=out.whole, maps=out.maps, statistics=out.statistics)
             still = reliable & self.candidates(again)
             for term, state in zip(self.terms, before, strict=True):
                 term.restore(state)  # one batch counts once
             own = self._entropy_loss(again, still)
-            second = sum((term(again) for term in self.terms), own)
+            second = self.with_terms(own, again)
             self.optimizer.optimizer.zero_grad()
             second.value.backward()  # type: ignore[no-untyped-call]
         average, low = self._followed(own.value.detach(), still)

@@ -1,6 +1,6 @@
 """A private copy of the caller's classifier, run through one call, with the places that methods need made reachable."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,9 +10,10 @@ from torch.nn import Parameter
 
 from dpl.core.errors import ModelError
 from dpl.core.numerics import at_least_float32
-from dpl.network.norm import NormControl, RunningStatistics, install
+from dpl.network.norm import NormControl, RunningStatistics, Statistics, install
 from dpl.network.scope import select_parameters
 from dpl.network.split import find_classifier, logits_of, private_copy, watch_classifier
+from dpl.network.style_layer import at_layer
 
 __all__ = ["Network", "Pass"]
 
@@ -31,6 +32,8 @@ class Pass:
     whole: Tensor  # [B, C], the reference logits of the whole batch: its prediction
     originals: int  # the first rows are the batch's own images; restyled copies may follow
     candidates: Tensor | None = None  # [B], which samples of the batch a loss may learn from; None: all
+    maps: Tensor | None = None  # [B, ...], the whole batch at the network's `style_layer`, without a graph
+    statistics: Statistics = field(default_factory=dict)  # that BatchNorm used for the whole batch; kept with the maps
 
     @cached_property
     def probabilities(self) -> Tensor:
@@ -49,8 +52,10 @@ class Pass:
     def first(self, count: int) -> "Pass":
         """Return the pass of the first images, as if they were the whole batch."""
         features = None if self.features is None else self.features[:count]
+        maps = None if self.maps is None else self.maps[:count]
         reference = self.reference[:count]
-        return Pass(self.images[:count], self.logits[:count], features, reference, reference, count)
+        part = Pass(self.images[:count], self.logits[:count], features, reference, reference, count)
+        return replace(part, maps=maps, statistics=self.statistics)
 
     def share(self, mask: Tensor) -> Tensor:
         """Return the fraction of the whole batch that a mask over this pass's own images selects."""
@@ -69,6 +74,7 @@ class Network:
         self.classifier_name = self._find_classifier(classifier, needs_classifier)
         self.confirmed = classifier is not None or self.classifier_name is None
         self.per_sample = True  # the output for an image does not depend on the others; `confirm` tests it
+        self.style_layer: str | None = None  # whose maps each pass keeps
         self.update_references()
 
     def _find_classifier(self, name: str | None, needed: bool) -> str | None:
@@ -89,6 +95,18 @@ class Network:
 
     def __call__(self, images: Tensor) -> Pass:
         """Run the network and keep its classifier's input; a graph is made if gradients are enabled."""
+        if self.style_layer is None:
+            return self._run(images)
+        maps: list[Tensor] = []
+
+        def keep(output: Tensor) -> Tensor:
+            maps.append(output.detach())
+            return output
+
+        with at_layer(self.module, self.style_layer, keep), self.norm.recording() as statistics:
+            return replace(self._run(images), maps=maps[0] if maps else None, statistics=statistics)
+
+    def _run(self, images: Tensor) -> Pass:
         inputs: list[Tensor] = []
         hook = self._classifier and self._classifier.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:

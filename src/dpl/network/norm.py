@@ -124,6 +124,7 @@ class TrackRunning:
             return BatchStatistics()(layer, forward, x, control)
         if _values_per_channel(x) < 2:
             return RunningStatistics()(layer, forward, x, control)
+        control.record_batch(layer, x)
         momentum = layer.momentum if self.momentum is None else self.momentum
         with _hiding(layer, training=True, momentum=momentum):
             return forward(x)

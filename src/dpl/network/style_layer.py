@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dpl.core.errors import ModelError
 
-__all__ = ["at_layer", "find_style_layer", "prefix_tokens", "run_up_to"]
+__all__ = ["at_layer", "find_style_layer", "prefix_tokens"]
 
 # The end of the first stage in common families, most specific first; each is looked for as a suffix.
 _FIRST_STAGES = (
@@ -68,25 +68,3 @@ def at_layer(module: nn.Module, layer: str, change: Callable[[Tensor], Tensor]) 
         yield
     finally:
         handle.remove()
-
-
-class _Reached(Exception):  # noqa: N818  (not an error)
-    """Carries a layer's output out of a forward pass that need not go on."""
-
-    def __init__(self, maps: Tensor) -> None:
-        super().__init__()
-        self.maps = maps
-
-
-def run_up_to(module: nn.Module, layer: str, images: Tensor) -> Tensor:
-    """Return the output of `layer`, and compute nothing after it."""
-
-    def stop(maps: Tensor) -> Tensor:
-        raise _Reached(maps)
-
-    try:
-        with at_layer(module, layer, stop):
-            module(images)
-    except _Reached as reached:
-        return reached.maps
-    raise ModelError(f"style_layer={layer!r} was not used in the forward pass; name another one")
