@@ -207,3 +207,11 @@ def test_a_fast_stream_leaves_no_time_to_adapt(everything):
     assert slow["updates"] == slow["batches"] == rushed["batches"]
     assert rushed["updates"] == (rushed["batches"] + 1) // 2  # a TENT step costs about two predictions
     assert rushed["skipped_because"] == {"the stream did not wait": rushed["skipped"]}
+
+
+def test_a_network_that_was_checked_on_the_cpu_is_made_again_for_another_device(everything) -> None:
+    unit, context = unit_of(everything, "pacs", domains=("photo",))
+    checked = context.source_network(unit, 7)
+    assert context.source_network(unit, 7) is checked
+    context.device = "meta"
+    assert {parameter.device.type for parameter in context.source_network(unit, 7).parameters()} == {"meta"}

@@ -176,7 +176,7 @@ class BenchContext:
         """Return the network with its source weights and the wanted outputs, in the fastest layout of convolutions."""
         options = {option: self.file(digest) for option, digest in unit.files.items()}
         outputs = self.open(unit.dataset, **options).benchmark.outputs if unit.dataset in IMAGENET_VARIANTS else None
-        key = f"{unit.network} {unit.weights} {classes} {outputs}"
+        key = f"{unit.network} {unit.weights} {classes} {outputs} {self.device}"
         if self._network is None or self._network[0] != key:
             known = classes if outputs is None else None  # as published
             network = create(unit.network, num_classes=known, weights=self.file(unit.weights))

@@ -13,6 +13,7 @@ from dpl.bench.plans import StoredRequest, read_requests, write_request
 from dpl.bench.section import Section, read_sections, within
 from dpl.bench.selection import chosen, complete
 from dpl.core.errors import DataError, SettingError
+from dpl.core.extras import choose_device
 from dpl.data import Benchmark, open_benchmark
 from dpl.data.folders import shorten
 from dpl.reproduce.document import Item
@@ -70,6 +71,7 @@ def run_experiment(path: Path, request: Request, only: Collection[str] | None = 
     runnable: Sequence[Cell] = plan.cells
     if request.run:
         context = image_context(plan, request)
+        context.device = str(choose_device())
         runnable, absent = _with_data(plan.cells, context)
         missing += absent
         failed = _run(plan.title, runnable, store, context, request)
