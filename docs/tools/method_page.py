@@ -56,7 +56,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "Source statistics": (
         "Bring the statistics of features back to those of the source.",
-        ("actmad",),
+        ("actmad", "foa"),
     ),
     "Memory bank": (
         "Collect samples of the stream and train on them, or classify by them.",

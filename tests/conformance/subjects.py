@@ -12,6 +12,7 @@ from nets import CLASSES, images, network
 QUICK: dict[str, dict[str, Any]] = {
     "adacontrast": {"queue_size": 64, "refine_after": 16},
     "cotta": {"views": 2},
+    "foa": {"population": 4},
     "memo": {"views": 2, "augment": torch.clone},
     "rmt": {"warmup_samples": 0},
     "rotta": {"capacity": 16, "update_every": 16},
@@ -44,6 +45,7 @@ def settings_for(name: str, kind: str) -> dict[str, Any]:
 
 
 def subject(name: str, kind: str = "batch") -> Subject:
+    kind = "tokens" if name == "foa" else kind  # it puts prompts into a transformer
     needs_source = get_method(name).info.source != "never"
     return Subject(
         name,

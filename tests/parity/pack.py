@@ -21,7 +21,7 @@ def pack_trace(path: Path) -> dict[str, np.ndarray]:
             kind, _, name = key.partition("/")
             if LEFT_OUT.match(key):
                 continue
-            if kind in ("state1", "final") and full[key].dtype.kind == "f":
+            if kind in ("state1", "final") and full[key].dtype.kind == "f" and name != "asked":
                 packed[key] = project(name, full[key])
             elif kind in (*KEPT, "init", "batch", "final", "state1"):
                 packed[key] = full[key]
