@@ -1,4 +1,4 @@
-"""Networks by name: the built-in ones, those of timm, and `torchvision/<name>`."""
+"""Networks by name: built in, of timm, `torchvision/<name>`, your own `package.module:build` or an entry point."""
 
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,11 +10,12 @@ from dpl.backbones.normalise import Normalise, with_normalisation
 from dpl.backbones.records import OWN
 from dpl.backbones.weights import load_weights
 from dpl.core.errors import MissingExtraError, SettingError, did_you_mean
-from dpl.core.extras import optional
+from dpl.core.extras import entry_points, import_object, optional
 
 __all__ = ["available", "create"]
 
 _TORCHVISION = "torchvision/"
+_GROUP = "dpl.backbones"  # of entry points
 
 
 def create(
@@ -30,7 +31,8 @@ def create(
     The normalisation is the network's first layer: `imagenet`, `cifar`, a pair (mean, std) or `none`; by default the
     one it was trained with. `weights` is a checkpoint file, loaded strictly by name (see `load_weights`);
     `pretrained=True` lets timm or torchvision download their weights instead. Without either, the weights are random.
-    `num_classes` defaults to that of the published weights.
+    `num_classes` defaults to that of the published weights. `package.module:build` calls `build(num_classes=...)`, a
+    function of your own; so does the name of an entry point in the group `dpl.backbones`.
     """
     if num_classes is not None and num_classes < 1:
         raise SettingError(f"num_classes={num_classes}: expected 1 or more.")
@@ -48,7 +50,7 @@ def available(pattern: str = "*") -> list[str]:
 
     Names of timm and torchvision are included if those packages are installed.
     """
-    names = [*OWN, *_listed(_timm_names), *_listed(_torchvision_names)]
+    names = [*OWN, *entry_points(_GROUP), *_listed(_timm_names), *_listed(_torchvision_names)]
     return [name for name in names if fnmatchcase(name, pattern)]
 
 
@@ -56,6 +58,8 @@ def _build(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Mod
     """Return the network without normalisation, and its default normalisation."""
     if name in OWN:
         return _build_own(name, num_classes, pretrained)
+    if ":" in name or name in entry_points(_GROUP):
+        return _build_imported(name, num_classes, pretrained), "none"
     if name.startswith(_TORCHVISION):
         return _build_torchvision(name, num_classes, pretrained), "imagenet"
     return _build_timm(name, num_classes, pretrained)
@@ -67,6 +71,19 @@ def _build_own(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn
         origin = record.checkpoints or "your own training: no weights are published"
         raise SettingError(f"pretrained=True: {name} is never downloaded; pass weights=<file> (from {origin}).")
     return record.build(num_classes or record.classes), record.normalise
+
+
+def _build_imported(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
+    """Call the function that a path or an entry point names; it gets `num_classes` if that is known."""
+    build = import_object(name) if ":" in name else entry_points(_GROUP)[name].load()
+    if pretrained:
+        raise SettingError(f"pretrained=True: {name} is a network of your own; pass weights=<file>.")
+    if not callable(build):
+        raise SettingError(f"{name} is {type(build).__name__}: expected a function or class that makes a network.")
+    network = build() if num_classes is None else build(num_classes=num_classes)
+    if not isinstance(network, nn.Module):
+        raise SettingError(f"{name} returned {type(network).__name__}: expected a torch.nn.Module.")
+    return network
 
 
 def _build_torchvision(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:

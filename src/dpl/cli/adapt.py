@@ -16,6 +16,7 @@ from dpl.cli.models import (
     source_network,
     training_record,
 )
+from dpl.core.errors import SettingError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from dpl.runs.folder import FolderResult, FolderRun
 
 __all__ = ["add_arguments", "prepare", "run"]
+
+_SOURCE = 5000  # images of --source that are read, at most: they are kept in memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="turn off the guard, which stops adaptation when it does worse than the source model",
     )
     parser.add_argument("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
+    parser.add_argument("--source", type=Path, metavar="FOLDER",
+                        help="labelled source images in class folders, for methods that need them")  # fmt: skip
     parser.add_argument("--calibrate", type=Path, metavar="FOLDER",
                         help="labelled source validation images in class folders: "
                              "accuracy on --images is then estimated in percent")  # fmt: skip
@@ -55,13 +60,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Predict the folder and print what came out."""
     import dpl
+    from dpl.methods import get_method
     from dpl.runs.folder import run_folder
 
     check_counts(args, "batch_size", "save_every")
     network, folder_run = prepare(args)
     guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
     calibrate = None if args.calibrate is None else labelled_images(args.calibrate, folder_run)
-    model = dpl.adapt(network, args.method, guard=guard, calibrate=calibrate, **parse_settings(args.set))
+    source = None if args.source is None else labelled_images(args.source, folder_run, _SOURCE, "--source")
+    if source is None and get_method(args.method).info.source != "never":
+        raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
+    settings = parse_settings(args.set)
+    model = dpl.adapt(network, args.method, guard=guard, source=source, calibrate=calibrate, **settings)
     with progress(args.method, len(folder_run.images), quiet=args.json) as advance:
 
         def on_batch(result: "FolderResult") -> None:

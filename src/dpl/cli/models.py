@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dpl.core.errors import DataError, SettingError
-from dpl.core.extras import choose_device
+from dpl.core.extras import choose_device, import_object
 from dpl.model.adaptive import DEFAULT_METHOD
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def add_model_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
         "--model",
         required=True,
         metavar="NAME_OR_FILE",
-        help="network name (timm, torchvision/NAME or built-in), weight file, or folder written by dpl train",
+        help="network name (timm, torchvision/NAME, built-in or package.module:build), weight file, or folder written "
+        "by dpl train",
     )
     parser.add_argument(
         "--network", metavar="NAME", help="architecture, if --model is a weight file without a record of dpl train"
@@ -43,6 +44,8 @@ def add_model_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
     parser.add_argument("--weights", type=Path, help="weight file for a named network (.safetensors, .pth)")
     parser.add_argument("--pretrained", action="store_true", help="let timm or torchvision download their weights")
     parser.add_argument("--random-weights", action="store_true", help="run an untrained network, to try things out")
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE",
+                        help="import a module of yours first, which registers methods")  # fmt: skip
     parser.add_argument("--classes", type=Path, help="class names in the network's order, one per line")
     if adapting:
         how = "see dpl list (default: %(default)s)"
@@ -85,6 +88,8 @@ def source_network(
     """Return the network of the options, on its device, and the side of its images in pixels."""
     from dpl.backbones import create
 
+    for module in args.imports:
+        import_object(module)
     path = Path(args.model)
     weights, name = args.weights, args.network or args.model
     if path.exists():
@@ -133,17 +138,19 @@ def evaluation_transform(size: int, square: bool) -> "Evaluation":
     return to_square(size) if square or size <= 64 else resize_crop(round(size / 0.875), size)
 
 
-def labelled_images(folder: Path, run: "FolderRun", limit: int = 1000) -> "list[tuple[Tensor, Tensor]]":
+def labelled_images(
+    folder: Path, run: "FolderRun", limit: int = 1000, option: str = "--calibrate"
+) -> "list[tuple[Tensor, Tensor]]":
     """Read at most `limit` labelled images, spread over the classes, as the run reads its own."""
     from dpl.data import batches, open_folder
 
     images = open_folder(folder, run.names or None)
     if not (images.labels >= 0).any():
-        raise DataError(f"--calibrate {folder}: expected one sub-folder for each class, found images without labels")
+        raise DataError(f"{option} {folder}: expected one sub-folder for each class, found images without labels")
     some = range(0, len(images), -(-len(images) // limit))
     read = list(batches(images, list(some), run.transform, run.batch_size, workers=run.workers))
     if not any(len(batch) for batch in read):
-        raise DataError(f"--calibrate {folder}: no readable image")
+        raise DataError(f"{option} {folder}: no readable image")
     return [(batch.images, batch.labels) for batch in read if len(batch)]
 
 

@@ -1,6 +1,10 @@
 """Optional dependencies, imported on use, and the choice of a device."""
 
 import importlib.util
+import os
+import sys
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,7 +13,7 @@ import torch
 
 from dpl.core.errors import MissingExtraError, SettingError
 
-__all__ = ["choose_device", "declare_torchvision_operators", "optional"]
+__all__ = ["choose_device", "declare_torchvision_operators", "entry_points", "import_object", "optional"]
 
 # Operators whose absence makes a registry torchvision fail at import beside a CPU-only torch.
 _MISSING_OPERATORS = ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -36,6 +40,29 @@ def optional(name: str, extra: str) -> ModuleType:
         raise MissingExtraError(
             f"{name} is needed here and is not installed: pip install '.[{extra}]' in a checkout of dpl"
         ) from error
+
+
+def import_object(path: str) -> Any:
+    """Import `package.module` or `package.module:name`, of the user's own; the working directory counts.
+
+    It runs that module, as any import does.
+    """
+    module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise SettingError(f"{path!r} cannot be imported: {error}; expected a module on Python's path") from error
+    if name and not hasattr(found, name):
+        raise SettingError(f"{path!r}: module {module} has no {name!r}")
+    return getattr(found, name) if name else found
+
+
+@cache
+def entry_points(group: str) -> dict[str, metadata.EntryPoint]:
+    """Return what installed packages offer under a group, by name."""
+    return {point.name: point for point in metadata.entry_points(group=group)}
 
 
 def declare_torchvision_operators() -> None:

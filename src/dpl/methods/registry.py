@@ -7,6 +7,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dpl.core.errors import SettingError, did_you_mean
+from dpl.core.extras import entry_points
 
 if TYPE_CHECKING:
     from dpl.methods.base import Method
@@ -65,8 +66,10 @@ def list_methods() -> list[str]:
 
 
 def _load_all() -> None:
-    """Import every module of this package: a method registers itself by being there."""
+    """Import every module of this package, and what other packages offer as `dpl.methods`: importing registers."""
     import dpl.methods
 
     for module in iter_modules(dpl.methods.__path__, "dpl.methods."):
         import_module(module.name)
+    for point in entry_points("dpl.methods").values():
+        point.load()

@@ -183,7 +183,7 @@ class AdaptiveModel(nn.Module):
         self.model = self.network.module
         self.fingerprint = _fingerprint(self.model)
         self.layout, self.on_step = check_layout(layout), on_step
-        self._source, self.calibration = _as_batches(source), _as_batches(calibrate)
+        self.source_batches, self.calibration = _as_batches(source), _as_batches(calibrate)
         self._lock = threading.RLock()
         self._shapes: set[torch.Size] = set()  # of images that the network accepted
         self.last_images: Tensor | None = None
@@ -197,19 +197,19 @@ class AdaptiveModel(nn.Module):
 
     def _confirm_with_source(self) -> None:
         """Find the classifier with the first source image, where there is one, before the method is built."""
-        if self._source is not None and not self.network.confirmed:
-            for images, _ in self._source:
+        if self.source_batches is not None and not self.network.confirmed:
+            for images, _ in self.source_batches:
                 self.network.confirm(images.to(self.network.device))
                 break
 
     def _build(self, *, prepare: bool) -> None:
         """Make the method on the untouched copy and remember the state to which `reset` returns."""
         self.method: Method[Any] = self._kind(self.network, self.settings)
-        self.method.attach(self._source)
+        self.method.attach(self.source_batches)
         self.state = ModelState(self.network, self.method)
         before = self.state.origin
         if prepare:
-            self.method.prepare(self._source)
+            self.method.prepare(self.source_batches)
             self.state.origin = self.state.copy()
         after = self.state.origin
         # What preparation computed: a snapshot must hold it for reset to be exact.

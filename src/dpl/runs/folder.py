@@ -151,7 +151,7 @@ def _resume(run: FolderRun, model: AdaptiveModel, network: nn.Module) -> tuple[A
         raise DataError(f"{run.out} is shorter than when {run.snapshot} was saved; remove that snapshot to start over")
     result = FolderResult(**notes["result"])
     result.resumed = result.images
-    return load(run.snapshot, network, calibrate=model.calibration), result, notes["bytes"]
+    return load(run.snapshot, network, source=model.source_batches, calibrate=model.calibration), result, notes["bytes"]
 
 
 @contextmanager
