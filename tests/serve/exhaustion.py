@@ -11,9 +11,11 @@ HOST = "127.0.0.1"
 
 def tiff_with_large_tile(side: int = 46_320) -> bytes:
     """A TIFF of 1 x 1 pixel whose one tile has `side` x `side` pixels, deflated."""
-    packer = zlib.compressobj(9)
-    row = bytes(side)
-    data = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
+    packer = zlib.compressobj(9, wbits=-15)
+    rows = next(count for count in range(min(side, 1200), 0, -1) if side % count == 0)
+    block = packer.compress(bytes(side * rows)) + packer.flush(zlib.Z_FULL_FLUSH)  # can be repeated
+    checksum = struct.pack(">HH", side * side % 65521, 1)  # of zeros
+    data = b"\x78\xda" + block * (side // rows) + b"\x03\x00" + checksum
     tags = {256: 1, 257: 1, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side, 324: 8, 325: len(data)}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
     directory = struct.pack("<H", len(tags)) + entries + bytes(4)
