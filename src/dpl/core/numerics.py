@@ -60,7 +60,8 @@ def cosines(anchors: Tensor, vectors: Tensor, temperature: float = 1.0, rows: Te
             f"vectors of shapes {tuple(anchors.shape)} and {tuple(vectors.shape)} cannot be compared; "
             "expected prototypes [C, d] and features [B, d] with the same d"
         )
-    with without_autocast(vectors.device):
+    kind = vectors.device.type  # as `without_autocast`, without a call: this is the way of every DPL step
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
         anchors = anchors.to(torch.promote_types(anchors.dtype, torch.float32))
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         chosen = anchors if rows is None else anchors[rows]

@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, Adam, Optimizer
 
 from dpl.core.errors import SettingError, SnapshotError
+from dpl.core.state import undo_changes
 
 __all__ = ["NamedOptimizer", "OptimizerFactory", "laid_out_like"]
 
@@ -28,6 +31,9 @@ class NamedOptimizer:
     ) -> None:
         self.parameters, self._named = dict(parameters), isinstance(kind, str)
         self.optimizer = _make(list(self.parameters.values()), kind, lr, weight_decay)
+        # Without hooks and the profiler's marks: nothing comes after the kernel that could fail.
+        step = unwrap(type(self.optimizer).step)
+        self._take_step = partial(step, self.optimizer) if self._named else self.optimizer.step
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._factor: Tensor | float = 1.0  # of the learning rates, where the optimizer itself would have to read it
 
@@ -41,14 +47,63 @@ class NamedOptimizer:
             if not bool(should_step):
                 return False
             should_step = None
-        self.optimizer.zero_grad()
+        for parameter in self.parameters.values():
+            parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
-        if should_step is None:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            return True
         self.apply(should_step)
-        return should_step
+        return True if should_step is None else should_step
+
+    def apply(self, should_step: Tensor | None = None) -> None:
+        """Update by the gradients there are, unless a flag on the device is false; then forget them.
+
+        A step that fails has changed nothing if the optimizer is atomic.
+        """
+        held = next(iter(self.optimizer.state.values()), {})
+        count = held["step"].clone() if isinstance(held.get("step"), Tensor) else None
+        try:
+            with torch.no_grad():
+                if should_step is None:
+                    self._take_step()
+                elif self.optimizer.param_groups[0].get("fused"):
+                    self._fused_step(should_step)
+                else:
+                    self._masked_step(should_step)
+        except BaseException:
+            self._undo_begun_step(count, fresh=not held)
+            raise
+        for parameter in self.parameters.values():
+            parameter.grad = None  # not by `zero_grad`, whose mark for the profiler may fail after the step
+
+    def _undo_begun_step(self, count: Tensor | None, *, fresh: bool) -> None:
+        """Undo what comes before a fused kernel, which fails as a whole: new state, and counts of steps."""
+        if fresh:
+            self.optimizer.state.clear()
+        elif count is not None:
+            counts = [held["step"] for held in self.optimizer.state.values()]
+            if not torch.equal(counts[0], count):
+                torch._foreach_sub_(counts, 1)
+
+    def keep(self) -> Callable[[], None]:
+        """Return a function that undoes the steps from now on."""
+        held = {parameter: dict(entries) for parameter, entries in self.optimizer.state.items()}
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        undo = undo_changes([*self.parameters.values(), *self.tensors()])
+
+        def put_back() -> None:
+            self.optimizer.state.clear()
+            self.optimizer.state.update(held)
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            undo()
+
+        return put_back
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether a step is one kernel that changes all parameters or none."""
+        kinds = {(parameter.dtype, parameter.device) for parameter in self.parameters.values()}
+        groups = self.optimizer.param_groups
+        return self._named and len(groups) == 1 and bool(groups[0].get("fused")) and len(kinds) == 1
 
     def scale_lr(self, factor: Tensor | float) -> None:
         """Set the learning rates to the given ones times a factor, which may stay on the device."""
@@ -62,30 +117,19 @@ class NamedOptimizer:
         for group, lr in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = lr * factor
 
-    def apply(self, should_step: Tensor | None = None) -> None:
-        """Update by the gradients there are, unless a flag on the device is false; then forget them."""
-        if should_step is None:
-            self.optimizer.step()
-        elif self.optimizer.param_groups[0].get("fused"):
-            self._fused_step(should_step)
-        else:
-            self._masked_step(should_step)
-        self.optimizer.zero_grad()
-
     def _fused_step(self, should_step: Tensor) -> None:
         """Step with the flag that also stops a mixed-precision step."""
         self.optimizer.grad_scale = None  # type: ignore[attr-defined]
         self.optimizer.found_inf = (~should_step).float()  # type: ignore[attr-defined]
         try:
-            self.optimizer.step()
+            self._take_step()
         finally:
             del self.optimizer.found_inf, self.optimizer.grad_scale  # type: ignore[attr-defined]
 
-    @torch.no_grad()
     def _masked_step(self, should_step: Tensor) -> None:
         """Step, and take it back on the device where the flag is false; only counts on the host go on."""
         before = {name: value.clone() for name, value in self._on_device().items()}
-        self.optimizer.step()
+        self._take_step()
         for name, parameter in self.parameters.items():
             parameter.sub_(before[name]).mul_(self._factor).add_(before[name])
         for name, value in self._on_device().items():

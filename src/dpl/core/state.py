@@ -4,14 +4,17 @@ Reset, snapshot, rollback and moves between devices walk the declarations, so a 
 anything behind.
 """
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpl.core.errors import SnapshotError
 
-__all__ = ["Stateful", "move_module"]
+__all__ = ["Stateful", "move_module", "undo_changes"]
 
 Value = Tensor | int | float | None
 
@@ -22,6 +25,7 @@ class Stateful:
     def __init__(self) -> None:
         self._values: list[str] = []
         self._optional: set[str] = set()
+        self._in_place: set[str] = set()
         self._modules_: dict[str, nn.Module] = {}
         self._parts: dict[str, Stateful] = {}
 
@@ -32,6 +36,14 @@ class Stateful:
             if value is None:
                 self._optional.add(name)
             setattr(self, name, value)
+
+    def change_in_place(self, *names: str) -> None:
+        """Say that the method changes these declared tensors in place, so that a failed call can undo it."""
+        self._in_place |= set(names)
+
+    def declared(self) -> list[tuple[dict[str, Value], str]]:
+        """Return where the declared values are: dictionary and key."""
+        return [(vars(owner), name) for owner in self.everyone() for name in owner._values]
 
     def declare_module(self, name: str, module: nn.Module) -> None:
         """Declare a network of the method's own (a teacher, a projector) as the attribute `name`."""
@@ -78,6 +90,32 @@ class Stateful:
         for name, part in self._parts.items():
             part.restore(dict(_below(state, name)))
 
+    def keep(self) -> Callable[[], None] | None:
+        """Return a function that undoes what this object changes in place from now on; None if it never does.
+
+        A failed call puts back declared values, which are replaced and not changed. Only an object that changes a
+        declared tensor or module in place has more to undo.
+        """
+        tensors = [value for name in self._in_place if isinstance(value := getattr(self, name), Tensor)]
+        for module in self._modules_.values():
+            tensors += module.state_dict(keep_vars=True).values()
+        return undo_changes(tensors) if tensors else None
+
+    def remember(self) -> Callable[[], None]:
+        """Return a function that puts back every attribute of this object and its parts, declared or not."""
+        kept = [(vars(owner), {k: _copied(v) for k, v in vars(owner).items()}) for owner in self.everyone()]
+
+        def put_back() -> None:
+            for held, values in kept:
+                held.clear()
+                held.update(values)
+
+        return put_back
+
+    def everyone(self) -> list["Stateful"]:
+        """Return this object and all its parts."""
+        return [self, *(owner for part in self._parts.values() for owner in part.everyone())]
+
     def counters(self) -> set[str]:
         """Return the names of the declared values that are plain numbers; these stay on the host."""
         own = {name for name in self._values if isinstance(getattr(self, name), int | float)}
@@ -93,6 +131,19 @@ class Stateful:
             move_module(module, transfer)
         for part in self._parts.values():
             part.move(transfer)
+
+
+def undo_changes(tensors: Sequence[Tensor]) -> Callable[[], None]:
+    """Copy tensors; return a function that copies the values back."""
+    with torch.no_grad():
+        copies = [tensor.detach().clone() for tensor in tensors]
+
+    @torch.no_grad()
+    def undo() -> None:
+        for tensor, before in zip(tensors, copies, strict=True):
+            tensor.copy_(before)
+
+    return undo
 
 
 def move_module(module: nn.Module, transfer: Callable[[Tensor], Tensor]) -> None:
@@ -112,6 +163,13 @@ def move_module(module: nn.Module, transfer: Callable[[Tensor], Tensor]) -> None
 
 def _below(state: Mapping[str, Tensor], name: str) -> list[tuple[str, Tensor]]:
     return [(key[len(name) + 1 :], value) for key, value in state.items() if key.startswith(f"{name}.")]
+
+
+def _copied(value: Any) -> Any:
+    """Copy what may be changed in place: tensors and containers; their contents are replaced, not changed."""
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        return value.detach().clone()
+    return copy(value) if isinstance(value, dict | list | set | deque) else value
 
 
 def _as_tensor(value: Value) -> Tensor:

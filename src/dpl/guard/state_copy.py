@@ -71,8 +71,8 @@ class StateBuffer:
         """Copy everything that a step can change."""
         values = state.tensors()
         if len(values) != len(self._copied) or any(map(is_not, values, self._copied)):
-            self._names, self._copied = state.names(), values
-            self._copies = [torch.empty_like(value, requires_grad=False) for value in values]
+            copies = [torch.empty_like(value, requires_grad=False) for value in values]
+            self._names, self._copied, self._copies = state.names(), values, copies  # together, or not at all
         if values:
             torch._foreach_copy_(self._copies, values)
         self._rest = state.rest()

@@ -98,6 +98,7 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
         labels = self.random.integers(network.classes, size)
         self.declare(queue=F.normalize(noise, dim=1), queue_labels=labels, queue_next=0, seen=0)
         empty, uncertain = like.new_zeros(size, width), like.new_zeros(size, network.classes)
+        self.change_in_place("queue", "queue_labels", "bank", "bank_probabilities")
         self.declare(bank=empty, bank_probabilities=uncertain, bank_next=0, bank_filled=0)
 
     def make_optimizer(self, parameters: dict[str, nn.Parameter]) -> NamedOptimizer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -73,6 +73,7 @@ class Method(Stateful, Generic[S]):
     info: ClassVar[MethodInfo]
     settings_class: ClassVar[type[Settings]] = Settings
     no_export: str = ""  # why no plain network can give this method's predictions
+    commits_last: ClassVar[bool] = False  # nothing that can fail comes after the optimizer's (only) step
 
     def __init__(self, network: Network, settings: S) -> None:
         super().__init__()
@@ -131,18 +132,19 @@ class Method(Stateful, Generic[S]):
             return self.predict(images).detach()
         if self.effective_batch is not None:
             self.effective_batch.look(images)
+        share = None if self.effective_batch is None else self.effective_batch.rule.share(len(images))
         if self.target_statistics is not None:
             self.target_statistics.begin(self.predicting.norm, len(images))
         self.network.norm.adapting = True
         try:
-            logits = self.step(images).detach()
+            logits = self.step(images)
         finally:
             self.network.norm.adapting = False
             if self.target_statistics is not None:
                 self.target_statistics.end(self.predicting.norm)
-        if self.effective_batch is not None:
-            self.facts["norm"] = self.effective_batch.rule.share(len(images))
-        return logits
+        if share is not None:
+            self.facts["norm"] = share
+        return logits.detach() if logits.requires_grad else logits
 
     def step(self, images: Tensor) -> Tensor:
         """Predict a batch and adapt to it; return the logits."""
@@ -176,6 +178,7 @@ class GradientMethod(Method[G]):
     """Predict, compute a loss, step: `steps` times for each batch."""
 
     settings_class: ClassVar[type[Settings]] = GradientSettings
+    commits_last: ClassVar[bool] = True
     batches: int
     share: float  # of the last batch adapted to that the loss might learn from
 
@@ -184,6 +187,12 @@ class GradientMethod(Method[G]):
         self.declare(batches=0, share=1.0)
         self.terms: list[Term] = []
         self.optimizer = self.make_optimizer(self.trained_parameters())
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A step of its own need not end with the optimizer's, unless its class says so."""
+        super().__init_subclass__(**kwargs)
+        if ("step" in vars(cls) or "update" in vars(cls)) and "commits_last" not in vars(cls):
+            cls.commits_last = False
 
     def trained_parameters(self) -> dict[str, Parameter]:
         """Return what trains; methods with modules of their own add those."""
@@ -220,16 +229,22 @@ class GradientMethod(Method[G]):
         return super().__call__(images)
 
     def step(self, images: Tensor) -> Tensor:
-        """Predict, then update, `steps` times."""
-        for _ in range(self.settings.steps):
+        """Predict, then update, `steps` times. The update comes last: what fails before it has changed no weight."""
+        logits = None
+        for left in reversed(range(self.settings.steps)):
             with torch.enable_grad():
                 out = self.forward(images)
-                self.update(self.loss(out), out)
-        return self.answer(images, out.whole)
+                objective = self.loss(out)
+                if left == 0 and self.settings.output == "before":
+                    logits = self.answer(images, out.whole)
+                self.update(objective, out)
+        return self.answer(images, out.whole) if logits is None else logits
 
     def answer(self, images: Tensor, logits: Tensor) -> Tensor:
         """Return the logits from before the last update, or predict after it, as the settings say."""
-        return self.predict(images) if self.settings.output == "after" else logits.detach()
+        if self.settings.output == "after":
+            return self.predict(images)
+        return logits.detach() if logits.requires_grad else logits
 
     def forward(self, images: Tensor) -> Pass:
         """Return the pass that the loss learns from, with a graph.
@@ -272,10 +287,11 @@ class GradientMethod(Method[G]):
         share = self.share
         if out.candidates is not None and finite.device.type == "cpu":  # elsewhere nothing asks for it
             share = int(out.candidates.sum()) / len(out.whole)
+        facts = {"loss": objective.value.detach(), **objective.facts}
         updated = self.optimizer.step(objective.value, should_step)
         if updated is True:  # a batch that changes nothing changes no state
             self.share = share
-        self.facts = {"loss": objective.value.detach(), **objective.facts, "updated": updated}
+        self.facts = {**facts, "updated": updated}
         if updated is False:  # known on the host
             reason = "too few samples to learn from" if self.settings.min_selected > 0 else objective.reason
             self.facts["reason"] = reason if bool(finite) else "the loss is not finite"

@@ -118,6 +118,7 @@ class DPLSoft(GradientMethod[DPLSoftSettings]):
     """Soft DPL."""
 
     settings_class = DPLSoftSettings
+    commits_last = True
     term_class = DPLSoftTerm  # what `X+dpl_soft` adds to X
     term: DPLSoftTerm
 

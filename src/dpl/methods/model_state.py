@@ -9,8 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpl.core.errors import SnapshotError
+from dpl.core.state import undo_changes
 from dpl.methods.base import Method
+from dpl.methods.settings import GradientSettings
 from dpl.network import Network
+from dpl.network.norm import BatchStatistics, BlendedStatistics, RunningStatistics
 
 __all__ = ["ModelState", "State", "part_of", "stays_on_host"]
 
@@ -27,8 +30,60 @@ class ModelState:
         self.network, self.method = network, method
         self._places = _places(network.module)
         self.origin = self.copy()
+        # What a failed call returns to; None outside a call.
+        self.kept: tuple[list[Any], Tensor, dict[str, Any]] | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._find_what_a_call_changes()
         if method.effective_batch is not None:
             method.effective_batch.model = self
+
+    def begin(self, *, may_fail_later: bool) -> None:
+        """Prepare to undo a call that fails: remember values by reference, and copy what is changed in place.
+
+        Weights and optimizer are copied only if something may fail after the optimizer's step (`may_fail_later`, or a
+        method whose step goes on): a copy of them all would cost as much as the step of a small batch.
+        """
+        self.kept = list(map(dict.get, *self._declared)), self.method.random.generator.get_state(), self.method.facts
+        self._undo = []
+        if self._is_plain and not may_fail_later:
+            return
+        self._undo.append(undo_changes([value for _, held, key in self._places[1] if (value := held[key]) is not None]))
+        self._undo += [undo for owner in self.method.everyone() if (undo := owner.keep()) is not None]
+        if may_fail_later or not self._commits_last:
+            self._keep_trained()
+
+    def undo(self) -> None:
+        """Return to the state at `begin`."""
+        if self.kept is None:
+            return
+        values, generator, self.method.facts = self.kept
+        for held, name, value in zip(*self._declared, values, strict=True):
+            held[name] = value
+        for undo in reversed(self._undo):
+            undo()
+        self.method.random.generator.set_state(generator)
+        for parameter in self.method.trainable.values():
+            parameter.grad = None
+        if self.method.effective_batch is not None:
+            self.method.effective_batch.follow()
+        self.kept = None
+
+    def _keep_trained(self) -> None:
+        self._undo.append(undo_changes([value for value, _ in self.trained()]))
+        self._undo += [optimizer.keep() for optimizer in self.method.optimizers.values()]
+
+    def _find_what_a_call_changes(self) -> None:
+        """Say once what `begin` has to do: for most methods remembering a few references is enough."""
+        method, rule = self.method, self.network.norm.rule
+        places = self.method.declared()
+        self._declared: tuple[list[Any], list[str]] = [held for held, _ in places], [name for _, name in places]
+        s = method.settings
+        once = isinstance(s, GradientSettings) and s.steps == 1 and s.output == "before"
+        atomic = all(optimizer.is_atomic for optimizer in method.optimizers.values())
+        self._commits_last = method.commits_last and once and atomic
+        stateless = isinstance(rule, RunningStatistics | BatchStatistics | BlendedStatistics)
+        in_place = any(owner.keep() is not None for owner in method.everyone())
+        self._is_plain = self._commits_last and stateless and not in_place
 
     def copy(self) -> State:
         """Return a copy of everything, as flat tensors."""
@@ -71,6 +126,7 @@ class ModelState:
         counters = {f"method.{key}" for key in self.method.counters()}
         stay = {key for key in self.origin if key in counters or stays_on_host(key)}
         self.origin = {key: value if key in stay else transfer(value) for key, value in self.origin.items()}
+        self._find_what_a_call_changes()
         self.network.update_references()
         self.method.random.device = self.network.device
 
@@ -102,6 +158,8 @@ class ModelState:
 
     def restart(self, keep: str) -> None:
         """Return to the origin, except for the method's part of that name."""
+        if self.kept is not None:  # within a call, which may fail
+            self._keep_trained()
         kept = {key: value for key, value in self.rest().items() if key.startswith(f"method.{keep}.")}
         self.restore(self.origin | kept)
 

@@ -221,16 +221,41 @@ class AdaptiveModel(nn.Module):
         with self._lock:
             images = self._checked(images)
             self.last_images = images
+            if self.guard is None and self.watch is None and self.on_step is None:
+                try:
+                    self.state.begin(may_fail_later=False)
+                    logits, self._facts = self.method(images), self.method.facts
+                except BaseException as error:
+                    self.state.undo()
+                    raise _with_advice(error, images) from error.__cause__
+                self.state.kept = None
+                return logits
+            return self._watched_step(images)
+
+    def _watched_step(self, images: Tensor) -> Tensor:
+        """Take a step with what comes after the method's: guard, estimate, callback. All of it or nothing happens."""
+        parts, facts = self._watching().values(), self._facts
+        undos: list[Callable[[], None]] = []
+        try:
+            self.state.begin(may_fail_later=True)
+            undos += [part.remember() for part in parts]
             if self.guard is None:
                 logits, self._facts = self.method(images), self.method.facts
-                if self.watch is not None:
-                    self.watch.observe(self.state, images, logits)
             else:
-                logits = self.guard.step(images, self._confirm)
+                logits = self.guard.step(images, self._confirm_within_step)
                 self._facts = self.method.facts | self.guard.report
+            if self.watch is not None and self.guard is None:
+                self.watch.observe(self.state, images, logits)
             if self.on_step is not None:
                 self.on_step(self.last)
-            return logits
+        except BaseException as error:
+            self.state.undo()
+            for undo in undos:
+                undo()
+            self._facts = facts
+            raise _with_advice(error, images) from error.__cause__
+        self.state.kept = None
+        return logits
 
     def predict(self, images: Tensor) -> Tensor:
         """Predict a batch and change nothing."""
@@ -405,6 +430,13 @@ class AdaptiveModel(nn.Module):
         self._choose_layout(images)
         return self.state
 
+    def _confirm_within_step(self, images: Tensor) -> ModelState:
+        """Confirm images after a step has begun: the first ones may show that the model has to be built again."""
+        state = self._confirm(images)
+        if state.kept is None:
+            state.begin(may_fail_later=True)
+        return state
+
     def _choose_layout(self, images: Tensor) -> None:
         if self.layout == "timed":
             with self.network.norm.using(RunningStatistics()):
@@ -415,6 +447,15 @@ class AdaptiveModel(nn.Module):
             return
         if self.layout == "channels_last":
             self._apply(channels_last)
+
+
+def _with_advice(error: BaseException, images: Tensor) -> BaseException:
+    """Return the error of a step; where memory ran out, with what to do."""
+    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    if not out_of_memory:
+        return error
+    advice = f"a batch of {len(images)} images needs more memory than there is; nothing has changed"
+    return type(error)(f"{advice}: use a smaller batch ({error})")
 
 
 def _not_a_batch(images: object) -> str:

@@ -107,8 +107,8 @@ class Network:
             return replace(self._run(images), maps=maps[0] if maps else None, statistics=statistics)
 
     def _run(self, images: Tensor) -> Pass:
-        inputs: list[Tensor] = []
-        hook = self._classifier and self._classifier.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        inputs: dict[Any, tuple[Tensor, ...]] = {}  # of the classifier
+        hook = self._classifier and self._classifier.register_forward_pre_hook(inputs.__setitem__)
         try:
             output = self.module(images)
         finally:
@@ -116,7 +116,8 @@ class Network:
                 hook.remove()
         logits: Tensor = output if isinstance(output, Tensor) and output.ndim == 2 else logits_of(output)
         reference = logits.detach()
-        return Pass(images, logits, inputs[-1] if inputs else None, reference, reference, len(images))
+        features = inputs[self._classifier][0] if inputs else None
+        return Pass(images, logits, features, reference, reference, len(images))
 
     @property
     def samples_are_independent(self) -> bool:

@@ -82,6 +82,7 @@ class UnMix(StreamRule):
         noise = torch.randn(shape, generator=random.generator, dtype=mean.dtype).to(mean.device)
         scatter = (0.5 * k / (k - 1) * variance).sqrt() * noise
         self.declare(means=mean + scatter, variances=(0.5 * variance).expand(shape).clone())
+        self.change_in_place("means", "variances")
 
     def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Normalise each sample, then move the components."""
@@ -125,6 +126,7 @@ class BatchRenormalisation(StreamRule):
     def start(self, mean: Tensor, variance: Tensor, random: Random) -> None:
         """Begin without averages."""
         self.declare(means=torch.zeros_like(mean), deviations=torch.zeros_like(variance))
+        self.change_in_place("means", "deviations")
 
     def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Renormalise the batch, then move the averages."""

@@ -59,13 +59,13 @@ class EffectiveBatch(Stateful):
         self.rule = rule
         self.declare(rho=torch.zeros((), device=device), total=None, squares=None)
         self.declare(batches=0.0, squared_weights=0.0, rows=0.0, correlated=0)
-        self._follow()
+        self.follow()
 
     def look(self, images: Tensor) -> None:
         """Measure rho with this batch, before the method predicts it."""
         if len(images) > 1:
             self._add(self._source_predictions(images[:: -(-len(images) // _LOOK)]))
-            self._follow()
+            self.follow()
             # The one value that is read on the host, until it is first positive: a return to the source changes the
             # shapes of memories, which no tensor can decide.
             if not self.correlated and bool(self.rho > 0):
@@ -101,15 +101,16 @@ class EffectiveBatch(Stateful):
         excess = (between / within.clamp(min=_EPS) - by_chance).clamp(min=0)
         return excess / (excess + self.rows / self.batches)
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
+        """Tell the rule."""
         self.rule.rho = self.rho
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything to a copy of `state`, the rule included."""
         super().restore(state)
-        self._follow()
+        self.follow()
 
     def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
         """Follow the network, the rule included."""
         super().move(transfer)
-        self._follow()
+        self.follow()

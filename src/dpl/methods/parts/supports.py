@@ -1,5 +1,6 @@
 """The support set that T3A, TAST and TSD carry: starts as the classifier's rows, keeps the surest samples."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -69,7 +70,20 @@ class SupportSet(Stateful):
         self.features = rows.new_zeros(len(rows), min(self.places, most), rows.shape[1])
         self.entropies = torch.full_like(self.features[:, :, 0], EMPTY)
         self.sums = torch.zeros_like(self.features[:, 0])
+        self._replaced: list[tuple[Tensor, ...]] | None = None
         self._insert(rows, labels, entropies)
+
+    def keep(self) -> Callable[[], None]:
+        """Return a function that undoes insertions; only the classes that a batch touches are copied, not the set."""
+        self._replaced = []
+        return self._undo_insertions
+
+    @torch.no_grad()
+    def _undo_insertions(self) -> None:
+        for features, entropies, labels, old_features, old_entropies in reversed(self._replaced or []):
+            features.index_copy_(0, labels, old_features)
+            entropies.index_copy_(0, labels, old_entropies)
+        self._replaced = None
 
     def add(self, out: Pass) -> Tensor:
         """Let the samples of a pass enter under their arg-max; return which did."""
@@ -82,6 +96,9 @@ class SupportSet(Stateful):
 
     @torch.no_grad()
     def _insert(self, features: Tensor, labels: Tensor, entropies: Tensor) -> Tensor:
+        if self._replaced is not None:
+            before = self.features[labels], self.entropies[labels]
+            self._replaced.append((self.features, self.entropies, labels, *before))
         entered = insert_supports(self.features, self.entropies, features, labels, entropies)
         self._sum(labels)
         return entered
