@@ -162,10 +162,14 @@ class NamedOptimizer:
         return flat
 
     def check(self, flat: Mapping[str, Tensor]) -> None:
-        """Raise if `flat` names a parameter that does not train here."""
+        """Raise if `flat` names a parameter that does not train here, or does not fit it."""
         unknown = {name.rpartition("/")[0] for name in flat} - set(self.parameters)
         if unknown:
             raise SnapshotError(f"optimizer state for parameters that do not train here: {sorted(unknown)[:4]}")
+        for name, value in flat.items():
+            shape = self.parameters[name.rpartition("/")[0]].shape
+            if not value.is_floating_point() or value.shape not in (shape, torch.Size([])):
+                raise SnapshotError(f"optimizer state {name!r} is {value.dtype} of shape {tuple(value.shape)}")
 
     def restore(self, flat: Mapping[str, Tensor]) -> None:
         """Set the optimizer's state to a copy of `flat`; what is not there is unset."""

@@ -71,6 +71,7 @@ class Stateful:
             if name not in state and name not in self._optional:
                 raise SnapshotError(f"state {name!r} is missing; this is not a state of {type(self).__name__}")
             unknown.discard(name)
+            _check_value(name, getattr(self, name), state.get(name))
         for name, owner in (self._modules_ | self._parts).items():
             unknown -= {key for key in unknown if key.startswith(f"{name}.")}
             part = {key: value for key, value in _below(state, name)}
@@ -100,6 +101,11 @@ class Stateful:
         for module in self._modules_.values():
             tensors += module.state_dict(keep_vars=True).values()
         return undo_changes(tensors) if tensors else None
+
+    @property
+    def works_in_place(self) -> bool:
+        """Whether `keep` may have something to undo."""
+        return bool(self._in_place or self._modules_) or type(self).keep is not Stateful.keep
 
     def remember(self) -> Callable[[], None]:
         """Return a function that puts back every attribute of this object and its parts, declared or not."""
@@ -176,6 +182,16 @@ def _as_tensor(value: Value) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach().clone()
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)  # no digit may be lost
+
+
+def _check_value(name: str, current: Value, value: Tensor | None) -> None:
+    """Raise if a value of a state has another type than the present one."""
+    if value is None or current is None:
+        return
+    fits = value.dtype == current.dtype if isinstance(current, Tensor) else value.ndim == 0
+    if not fits:
+        expected = current.dtype if isinstance(current, Tensor) else "one number"
+        raise SnapshotError(f"state {name!r} is {value.dtype} of shape {tuple(value.shape)}; expected {expected}")
 
 
 def _like(current: Value, value: Tensor | None) -> Value:

@@ -82,7 +82,7 @@ class ModelState:
         atomic = all(optimizer.is_atomic for optimizer in method.optimizers.values())
         self._commits_last = method.commits_last and once and atomic
         stateless = isinstance(rule, RunningStatistics | BatchStatistics | BlendedStatistics)
-        in_place = any(owner.keep() is not None for owner in method.everyone())
+        in_place = any(owner.works_in_place for owner in method.everyone())
         self._is_plain = self._commits_last and stateless and not in_place
 
     def copy(self) -> State:
@@ -100,9 +100,14 @@ class ModelState:
         unknown = set(state) - known
         if unknown or "generator" not in state:
             raise SnapshotError(f"not a state of this adaptive model: {sorted(unknown)[:4] or 'no generator'}")
-        own = {key: value.shape for key, value in self.network.module.state_dict().items()}
-        if own != {key: value.shape for key, value in parts["model"].items()}:
-            raise SnapshotError("the state's model has other parameters or shapes than this one")
+        own = {key: (value.shape, value.dtype) for key, value in self.network.module.state_dict().items()}
+        given = {key: (value.shape, value.dtype) for key, value in parts["model"].items()}
+        if own != given:
+            name = next(key for key in own | given if own.get(key) != given.get(key))
+            raise SnapshotError(
+                f"the state's model has other parameters, shapes or types than this one, e.g. {name!r}: "
+                f"{given.get(name, 'missing')} instead of {own.get(name, 'nothing')}"
+            )
         self.method.check(parts["method"])
         for name, optimizer in self.method.optimizers.items():
             optimizer.check(parts[name])

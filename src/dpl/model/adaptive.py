@@ -6,6 +6,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dpl.core.errors import DplError, InputError, SettingError, SnapshotError
-from dpl.core.numerics import is_autocast_on
+from dpl.core.numerics import is_autocast_on, outside_inference_mode
 from dpl.core.settings import make_settings
 from dpl.core.state import move_module
 from dpl.estimate import Estimate, Watch, estimate_settings, nothing_watched
@@ -155,6 +156,7 @@ class AdaptiveModel(nn.Module):
 
     model: nn.Module
 
+    @outside_inference_mode
     def __init__(
         self,
         model: nn.Module,
@@ -217,7 +219,10 @@ class AdaptiveModel(nn.Module):
         self._facts: Mapping[str, Fact] = {"updated": False, "reason": "no batch yet"}
 
     def forward(self, images: Tensor) -> Tensor:
-        """Predict a batch, then adapt to it; return the logits [B, C]."""
+        """Predict a batch, then adapt to it; return the logits [B, C]. If it raises, nothing has changed."""
+        if torch.is_inference_mode_enabled():  # its tensors could never train again
+            with torch.inference_mode(False), torch.no_grad():
+                return self.forward(images)
         with self._lock:
             images = self._checked(images)
             self.last_images = images
@@ -257,6 +262,7 @@ class AdaptiveModel(nn.Module):
         self.state.kept = None
         return logits
 
+    @outside_inference_mode
     def predict(self, images: Tensor) -> Tensor:
         """Predict a batch and change nothing."""
         with self._lock:
@@ -286,6 +292,7 @@ class AdaptiveModel(nn.Module):
         """Where the model is; images must be there too."""
         return self.network.device
 
+    @outside_inference_mode
     def reset(self) -> None:
         """Return to the source model exactly: weights, optimizer, memory, random generator, guard."""
         with self._lock:
@@ -294,6 +301,7 @@ class AdaptiveModel(nn.Module):
                 part.reset()
             self._facts = {"updated": False, "reason": "reset"}
 
+    @outside_inference_mode
     def state_dict(self, *_args: Any, **_kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return a copy of everything that adaptation changes, as flat tensors."""
         with self._lock:
@@ -307,6 +315,7 @@ class AdaptiveModel(nn.Module):
         parts = {"guard": self.guard, "estimate": self.watch}
         return {name: part for name, part in parts.items() if part is not None}
 
+    @outside_inference_mode
     def load_state_dict(self, state_dict: Mapping[str, Any], *_args: Any, **_kwargs: Any) -> Any:
         """Set everything to a copy of `state_dict`; one that does not fit is refused and changes nothing."""
         with self._lock:
@@ -324,9 +333,7 @@ class AdaptiveModel(nn.Module):
         manifest = {
             "method": self.method.info.name,
             "settings": self.stored_settings(),
-            "classifier": self.network.classifier_name,
             "source": self.fingerprint,
-            "layout": self.layout,
             "input": self.input_shape if self.last_images is None else self.last_images.shape[1:],
             "guard": None if self.guard is None else vars(self.guard.settings),
             "estimate": None if self.watch is None else vars(self.watch.settings),
@@ -334,7 +341,8 @@ class AdaptiveModel(nn.Module):
         }
         with self._lock:
             tensors = {f"state.{key}": value for key, value in self.state_dict().items()}
-        tensors |= {f"origin.{key}": self.state.origin[key] for key in self._prepared}
+            tensors |= {f"origin.{key}": self.state.origin[key] for key in self._prepared}
+            manifest |= {"classifier": self.network.classifier_name, "layout": self.layout}
         return write_snapshot(Path(folder), manifest, tensors)
 
     def export(
@@ -361,6 +369,20 @@ class AdaptiveModel(nn.Module):
         """Do nothing: the method decides which layers behave as in training."""
         return self
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> AdaptiveModel:
+        """Copy between two batches, never within one."""
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        with self._lock:
+            twin.__setstate__(deepcopy(self.__getstate__(), memo))
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled: a pickle runs code when it is loaded."""
+        raise TypeError(
+            "an adaptive model cannot be pickled. Within a process copy it with copy.deepcopy(model); for another one "
+            "write model.save(folder) and read dpl.load(folder, source_model)"
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave the lock out, of which a copy gets its own, and the images."""
         return {name: value for name, value in vars(self).items() if name != "_lock"} | {"last_images": None}
@@ -376,11 +398,13 @@ class AdaptiveModel(nn.Module):
         self.state.restore(origin)
         self.state.origin, self._prepared = self.state.copy(), set(prepared)
 
+    @outside_inference_mode
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptiveModel:
-        move_module(self.model, fn)
-        self.state.move(fn)
-        for part in self._watching().values():
-            part.move(fn)
+        with self._lock:
+            move_module(self.model, fn)
+            self.state.move(fn)
+            for part in self._watching().values():
+                part.move(fn)
         return self
 
     def _checked(self, images: Tensor) -> Tensor:
@@ -394,7 +418,7 @@ class AdaptiveModel(nn.Module):
             raise InputError(
                 f"images has dtype {images.dtype}, the model {network.dtype}; use images.to({network.dtype})"
             )
-        images = images.detach()
+        images = images.clone() if images.is_inference() else images.detach()
         if self.guard is not None:
             return images  # it excludes images that are not finite, and confirms the shape of the others
         # The one read that every method shares: two numbers, before the work of the batch is queued.

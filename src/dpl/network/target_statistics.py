@@ -27,6 +27,7 @@ class TargetStatistics(Stateful):
     def __init__(self) -> None:
         super().__init__()
         self.declare(batches=0, images=0, mean=None, variance=None)
+        self.change_in_place("mean", "variance")
 
     def begin(self, control: NormControl, count: int) -> None:
         """Let the next pass of each layer count, if it computes statistics of the batch of `count` images."""
