@@ -87,7 +87,8 @@ def _adapted(name: str, net: nn.Module, images: Tensor, confidence: float, **opt
 
 
 def _every_method() -> list[str]:
-    return [*dpl.list_methods(), "dpl_dagger:carry_over", "tent+dpl", "pl:classifier", "dpl:classifier"]
+    convolutional = [name for name in dpl.list_methods() if name != "foa"]  # which needs a transformer
+    return [*convolutional, "dpl_dagger:carry_over", "tent+dpl", "pl:classifier", "dpl:classifier"]
 
 
 _HEAD = (

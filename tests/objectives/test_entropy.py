@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 from dpl.objectives import (
@@ -10,6 +11,7 @@ from dpl.objectives import (
     entropy_of_probabilities,
     masked_mean,
     min_max,
+    opinion_entropy,
     similarity_to,
     soft_likelihood_ratio,
 )
@@ -74,3 +76,28 @@ def test_nothing_is_similar_to_an_empty_average() -> None:
     p = torch.eye(3)
     assert similarity_to(torch.zeros(3), p).tolist() == [0.0, 0.0, 0.0]
     assert similarity_to(torch.tensor([2.0, 0.0, 0.0]), p).tolist() == [1.0, 0.0, 0.0]
+
+
+def test_opinion_entropy_is_that_of_classes_and_the_unknown() -> None:
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mass = torch.cat([logits.exp(), torch.full((6, 1), 4.0)], dim=1)
+    shares = mass / mass.sum(dim=1, keepdim=True) + 1e-7
+    expected = -(shares * shares.log()).sum(dim=1)
+    assert torch.allclose(opinion_entropy(logits), expected, atol=1e-12)
+    assert not torch.allclose(opinion_entropy(logits, 1000.0), expected)
+
+
+def test_opinion_entropy_cannot_make_logits_longer() -> None:
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    opinion_entropy(logits).sum().backward()
+    assert (logits.grad * logits).sum(dim=1).abs().max() < 1e-12
+    assert logits.grad.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e4])
+def test_opinion_entropy_of_no_or_huge_logits_is_finite(scale: float) -> None:
+    logits = (scale * torch.randn(3, 4)).requires_grad_()
+    value = opinion_entropy(logits).sum()
+    value.backward()
+    assert value.isfinite()
+    assert logits.grad.isfinite().all()
