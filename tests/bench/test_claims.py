@@ -1,0 +1,91 @@
+"""The ledger of claims: rows found in a store, paired effects, verdicts."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from dpl.bench import Store, Unit
+from dpl.bench.run import Outcome
+from dpl.bench.unit import resolved_settings
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LEDGER = {
+    "margin": 1.0,
+    "defaults": {"pacs": {"dataset": "pacs", "batch_size": 32, "limit": 640}},
+    "rows": {"pl": {"stream": "pacs", "method": "pl", "lr": 5e-5}, "dpl": {"stream": "pacs", "method": "dpl"},
+             "other": {"stream": "pacs", "method": "dpl", "temperature": 0.5}},
+    "claims": [{"claim": "DPL is better", "effects": ["dpl - pl"]}, {"claim": "tau", "effects": ["other - dpl"]},
+               {"claim": "Both", "effects": ["dpl - pl", "other - pl"]}, {"claim": "Untried", "not_run": "no data"}],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def claims() -> ModuleType:
+    """The script, which is no part of the package."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        spec = importlib.util.spec_from_file_location("claims", BENCHMARKS / "claims.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    return module
+
+
+def keep(store: Store, method: str, seed: int, right: int, **settings: float) -> None:
+    """Store a run of 100 images of two classes of which so many are predicted rightly."""
+    label = np.arange(100) % 2
+    prediction = np.where(np.arange(100) < right, label, 1 - label)
+    unit = Unit(dataset="pacs", domains=("sketch",), batch_size=32, limit=640, seed=seed, network="n", weights="w",
+                method=method, settings=resolved_settings(method, {"seed": seed, **settings}))  # fmt: skip
+    arrays = {"label": label, "prediction": prediction, "confidence": np.full(100, 0.75)}
+    store.commit(unit, Outcome([{"classes": ["a", "b"], "seconds_per_image": 0.1}], arrays))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path)
+    for seed in range(3):
+        keep(made, "pl", seed, 50 + seed)
+        keep(made, "dpl", seed, 60 + 2 * seed)
+    keep(made, "dpl", 7, 99, confidence=0.5)  # other settings: not this row
+    return made
+
+
+def test_rows_are_paired_by_stream_and_seed(claims: ModuleType, store: Store) -> None:
+    page = claims.write_ledger(LEDGER, claims.gather(store, LEDGER), claims.origin_of())
+    assert "| `dpl - pl` | +11.0 [+10.0, +12.0] | 3 |" in page
+    lines = page.partition("| claim | verdict |")[2].splitlines()[2:]
+    verdicts = [line.split("|")[3].strip() for line in lines[:3]]
+    assert verdicts == ["confirmed", "not run", "partly run"]
+    assert "| Untried | not run | no data |" in page
+
+
+def test_measures_follow_from_the_stored_predictions(claims: ModuleType, store: Store) -> None:
+    found = claims.gather(store, LEDGER)["pl"]
+    first = next(iter(value for stream, value in found.items() if "|0|" in stream))
+    assert first["accuracy"] == 50.0
+    assert first["ece"] == pytest.approx(25.0)  # sure of 75 %, right in half of them
+    assert first["counts"] == 0.0
+
+
+def test_a_verdict_needs_its_interval(claims: ModuleType) -> None:
+    effect = claims.Difference
+    assert claims.verdict(effect(2, 1, 3, 12, 1), "more", 1) == "confirmed"
+    assert claims.verdict(effect(-2, -3, -1, 12, 1), "more", 1) == "contradicted"
+    assert claims.verdict(effect(1, -1, 3, 12, 1), "more", 1) == "too small to see"
+    assert claims.verdict(effect(0.1, -0.3, 0.5, 12, 1), "same", 1) == "confirmed"
+    assert claims.verdict(effect(0.1, -2, 2, 12, 1), "same", 1) == "too small to see"
+    assert claims.verdict(effect(-5, -6, -4, 12, 1), "not_more", 1) == "confirmed"
+
+
+def test_the_ledger_names_eighteen_claims_and_only_known_rows(claims: ModuleType) -> None:
+    ledger = claims.yaml.safe_load((BENCHMARKS / "claims.yaml").read_text())
+    assert len(ledger["claims"]) == 18
+    effects = [text for claim in ledger["claims"] for text in claim.get("effects", [])]
+    parts = [part for text in effects for part in text.replace(" + ", " - ").split(" - ")]
+    assert set(parts) <= set(ledger["rows"])
