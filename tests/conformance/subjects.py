@@ -21,7 +21,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "sotta": {"capacity": 16, "update_every": 16},
     "swr_nsp": {"probes": 16, "epochs": 1},
 }
-COMPOSED = ["shot_im+dpl", "eata+dpl", "roid+dpl", "adacontrast+dpl", "sar+dpl", "tent+dpl"]
+COMPOSED = ["shot_im+dpl", "eata+dpl", "roid+dpl", "adacontrast+dpl", "sar+dpl", "tent+dpl", "tent+dpl_soft"]
 
 
 def names() -> list[str]:

@@ -12,11 +12,11 @@ from nets import CLASSES, images, network
 BATCHES = [images(16, seed=i) for i in range(4)]
 
 
-def mixed_network() -> nn.Module:
+def mixed_network(sharpness: float = 20.0) -> nn.Module:
     """A network that predicts several classes on the random images of the test."""
     made = network()
     with torch.no_grad():
-        made.fc.weight.mul_(20)
+        made.fc.weight.mul_(sharpness)
         made.fc.bias.zero_()
         made.fc.bias.sub_(made(BATCHES[0]).mean(dim=0))
     return made
@@ -51,8 +51,18 @@ def test_the_memory_answers_like_t3a_while_nothing_is_learnt() -> None:
     ours = dpl.adapt(network(), "dpl_soft", loss="none", norm="running")
     theirs = dpl.adapt(network(), "t3a", filter_k=20)
     for batch in BATCHES:
-        assert torch.equal(ours(batch), theirs(batch))
-    assert torch.equal(ours.predict(BATCHES[0]), theirs.predict(BATCHES[0]))
+        own, other = ours(batch), theirs(batch)
+        scale = float(ours.method.scale)
+        assert torch.allclose(own, scale * other, rtol=1e-4)
+    assert torch.allclose(ours.predict(BATCHES[0]), scale * theirs.predict(BATCHES[0]), rtol=1e-4)
+
+
+def test_the_memory_is_as_sure_as_the_classifier() -> None:
+    memory, classifier = (
+        dpl.adapt(mixed_network(), "dpl_soft", answer=answer)(BATCHES[0]) for answer in ("memory", "classifier")
+    )
+    spread = [float((logits - logits.mean(dim=1, keepdim=True)).norm()) for logits in (memory, classifier)]
+    assert spread[0] == pytest.approx(spread[1], rel=1e-4)
 
 
 def test_the_classifier_can_answer() -> None:
@@ -76,7 +86,7 @@ def test_a_batch_of_one_changes_no_weight() -> None:
 
 @pytest.mark.parametrize("loss", ["star", "information", "entropy"])
 def test_other_losses_learn_too(loss: str) -> None:
-    model = dpl.adapt(mixed_network(), "dpl_soft", loss=loss, confidence=0.0, norm="running", reg_weight=0, lr=1e-2)
+    model = dpl.adapt(mixed_network(4), "dpl_soft", loss=loss, confidence=0.0, norm="running", reg_weight=0, lr=1e-4)
     losses = []
     for _ in range(10):
         model(BATCHES[0])
@@ -106,3 +116,12 @@ def test_it_works_on_other_networks(kind: str) -> None:
 
 def test_it_is_the_default() -> None:
     assert dpl.adapt(network()).method.info.name == "dpl_soft"
+
+
+def test_it_can_be_added_to_another_method() -> None:
+    model = dpl.adapt(network(), "tent+dpl_soft", dpl_temperature=0.2)
+    model(BATCHES[0])
+    assert model.last["updated"]
+    assert "regulariser" in model.last
+    with pytest.raises(dpl.SettingError, match="uses the DPL loss already"):
+        dpl.adapt(network(), "dpl_soft+dpl")

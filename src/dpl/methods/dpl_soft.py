@@ -9,7 +9,7 @@ between the classes of the batch.
     L_SOFT = sum_k pi_k (log sum_i e^{s_ik} - log sum_i R_ik e^{s_ik}) / sum_k pi_k          instead of Eq. 4
     z*_k = mean direction of the 20 features of lowest entropy predicted as k (T3A's support set)  instead of Eq. 5
     L = L_SOFT + beta L_REG(w, z*)                                                           Eq. 6 and 7 of the paper
-    answer: logit_k(x) = <z(x), z*_k>
+    answer: logit_k(x) = a <z(x), z*_k>, a: so that the logits of a batch spread as the classifier's do
 
 Updates: all parameters, once for each batch, and the support set. Statistics: norm="auto", the share of batch
 statistics that the effective size of the batch allows; a network without BatchNorm goes without. Needs: a linear
@@ -25,6 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dpl.core.numerics import at_least_float32
 from dpl.core.random import Random
 from dpl.core.settings import setting
 from dpl.methods.base import Fact, GradientMethod, Objective, Term
@@ -44,6 +45,8 @@ from dpl.objectives import (
 )
 
 __all__ = ["DPLSoft", "DPLSoftSettings", "DPLSoftTerm"]
+
+_EPS = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +102,9 @@ class DPLSoftTerm(Term):
                 return dpl_star(out.z, w, confident_labels(out.reference, s.confidence), s.temperature)
             case "information":
                 return entropy(out.logits).mean() - marginal_entropy(out.logits)
-        return entropy(out.logits).mean()
+            case "entropy":
+                return entropy(out.logits).mean()
+        return out.z.new_zeros(())
 
     def restart(self) -> None:
         """Start the support set from the classifier's rows again."""
@@ -121,10 +126,12 @@ class DPLSoft(GradientMethod[DPLSoftSettings]):
     commits_last = True
     term_class = DPLSoftTerm  # what `X+dpl_soft` adds to X
     term: DPLSoftTerm
+    scale: Tensor  # [], of the memory's logits
 
     def __init__(self, network: Network, settings: DPLSoftSettings) -> None:
         super().__init__(network, settings)
-        self.declare_part("term", DPLSoftTerm(network, settings, self.random))
+        self.declare(scale=torch.ones((), device=network.device))
+        self.declare_part("term", self.term_class(network, settings, self.random))
 
     def step(self, images: Tensor) -> Tensor:
         """Let the batch enter the support set, predict it, then update, `steps` times."""
@@ -133,13 +140,23 @@ class DPLSoft(GradientMethod[DPLSoftSettings]):
             with torch.set_grad_enabled(learning):
                 out = self.forward(images)
                 if step == 0:
-                    self.term.supports.add(out)
-                    logits = self.scores(out)
+                    logits = self.remember(out)
                 if learning:
                     self.update(self.term.objective(out), out)
         if not learning:
             self.facts = {"updated": True, "supports": self.term.supports.size}
         return self.answer(images, logits)
+
+    @torch.no_grad()
+    def remember(self, out: Pass) -> Tensor:
+        """Let the batch enter the support set, and predict it; the memory's logits get the spread of the classifier's.
+
+        Their order stays. A confidence then means what it meant to whoever compares it with the source model's.
+        """
+        self.term.supports.add(out)
+        memory, classifier = self.term.supports.scores(out.z), at_least_float32(out.reference)
+        self.scale = (_spread(classifier) / _spread(memory).clamp(min=_EPS)).to(self.scale.dtype)
+        return self.scores(out)
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
@@ -150,11 +167,16 @@ class DPLSoft(GradientMethod[DPLSoftSettings]):
         """Return the memory's directions, a linear layer without a bias, if they answer."""
         if self.settings.answer == "classifier":
             return None
-        return self.term.supports.directions(), None
+        return self.scale * self.term.supports.directions(), None
 
     @torch.no_grad()
     def scores(self, out: Pass) -> Tensor:
         """Return the logits of the memory, or of the classifier if that is to answer."""
         if self.settings.answer == "classifier":
             return out.reference
-        return self.term.supports.scores(out.z).to(out.reference.dtype)
+        return (self.scale * self.term.supports.scores(out.z)).to(out.reference.dtype)
+
+
+def _spread(logits: Tensor) -> Tensor:
+    """Return the length of all logits together, each row centred."""
+    return (logits - logits.mean(dim=1, keepdim=True)).norm()
