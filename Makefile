@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
-.PHONY: demo test docs abuse bench clean
+.PHONY: demo test docs dist abuse bench clean
 
 demo: $(STAMP)
 	$(BIN)/dpl demo
@@ -20,6 +20,17 @@ test: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Wheel and source archive, checked, and the wheel tried in an empty environment.
+dist: $(STAMP)
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv dist/environment
+	dist/environment/bin/pip install $(PIP_OPTIONS) -c constraints.txt torch numpy
+	dist/environment/bin/pip install $(PIP_OPTIONS) dist/*.whl
+	cd dist && environment/bin/dpl --help && environment/bin/python -m dpl list
+	rm -rf dist/environment
 
 # In full; more than an hour on two cores. Stopped and started again, it goes on where it was.
 abuse: $(STAMP)

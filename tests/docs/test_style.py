@@ -20,6 +20,7 @@ HAND_WRITTEN = {  # words of prose, without code and tables
     "getting-started": 600,
     "how-dpl-works": 750,
     "index": 250,
+    "interop": 250,
     "internals/guard": 900,
     "internals/speed": 800,
     "networks": 450,
