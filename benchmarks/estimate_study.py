@@ -13,9 +13,10 @@ streams are made of the others. Design: ResNet-20 on the streams of DESIGN. Repo
 """
 
 import argparse
+import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +27,14 @@ from torch import Tensor, nn
 import dpl
 from dpl.backbones import create
 from dpl.data.corruptions import corrupt
+from dpl.estimate.home import Home
 from dpl.estimate.shifts import beside_others, shifted_copies, shrunk
+from dpl.estimate.signals import Signals, Window, accuracies
+from dpl.estimate.transport import assigned_probability
 from dpl.network.split import logits_of
 
 DATA = Path(os.environ.get("DPL_DATA", "data"))
-HOME, ANCHORS, BATCH = 1000, 200, 200
+HOME, ANCHORS, BATCH, WINDOW = 1000, 200, 200, 400
 COMMON = 0  # the class of streams of one class, and of 80 % of skewed ones
 SEVERITY = {"gaussian_noise": 3, "impulse_noise": 3}  # of 5, where 5 leaves nothing to recognise
 DROPOUT, PASSES = 0.4, 10  # AETTA's
@@ -171,17 +175,123 @@ def record(run: Run, out: Path) -> None:
     print(run.name, f"source {100 * right[0]:.1f}, adapted {100 * right[1]:.1f}", flush=True)
 
 
+class Source(NamedTuple):
+    """What every estimator may use of the labelled source data."""
+
+    home: Home
+    threshold: float  # ATC: the share of more confident predictions equals the accuracy
+    confidence: float  # DoC
+
+    @classmethod
+    def read(cls, path: Path) -> "Source":
+        with np.load(path, allow_pickle=False) as file:
+            logits = torch.stack([torch.from_numpy(file["source"]), torch.from_numpy(file["again"])], dim=1)
+            labels = torch.from_numpy(file["labels"])
+        home = Home()
+        home.learn(logits, labels)
+        sure = (logits[0, 0] / home.temperature).softmax(dim=1).amax(dim=1)
+        return cls(home, float(sure.quantile(1 - home.accuracy)), float(sure.mean()))
+
+
+def rivals(logits: Tensor, source: Source) -> dict[str, float]:
+    """Return the estimates that look at one model's logits."""
+    p = (logits / source.home.temperature).softmax(dim=1)
+    sure, balance = p.amax(dim=1), source.home.balance
+    return {
+        "confidence": float(sure.mean()),
+        "ATC": float((sure > source.threshold).double().mean()),
+        "DoC": source.home.accuracy + float(sure.mean()) - source.confidence,
+        "COT": float(assigned_probability(p, balance, slack=0.0)),
+    }  # fmt: skip
+
+
+def aetta(part: Mapping[str, Any]) -> float:
+    """1 - disagreement under dropout * (entropy of the mean prediction / its maximum)^-3."""
+    mean = torch.from_numpy(part["mean"]).double().mean(dim=0)
+    entropy = float(-(mean * mean.clamp(min=1e-12).log()).sum() / np.log(len(mean)))
+    return max(0.0, 1 - float(part["differ"].mean()) * max(entropy, 1e-3) ** -3)
+
+
+def score_window(part: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """Return truth and estimates (adapted, source) of one window."""
+    of = {key: torch.from_numpy(part[key]) for key in ("source", "source_again", "adapted", "beside", "labels")}
+    guess = {key: of[key].argmax(dim=1) for key in ("source", "source_again", "adapted", "beside")}
+    window = Window(of["source"], of["adapted"], guess["source"] == guess["source_again"],
+                    guess["adapted"] == guess["beside"])  # fmt: skip
+    found = accuracies(window, source.home.signals(), float(part["anchor"].mean()))
+    blind = accuracies(window, Signals())
+    both = {key: rivals(of[key], source) for key in ("adapted", "source")}
+    estimates: dict[str, Any] = {name: (both["adapted"][name], both["source"][name]) for name in both["source"]}
+    estimates |= {"AETTA": (aetta(part), None), "ours": found.shown}
+    truth = [float((guess[key] == of["labels"]).double().mean()) for key in ("adapted", "source")]
+    low, high = source.home.interval(found.shown[0], len(window))
+    return {"truth": truth, "estimates": estimates, "covered": low <= truth[0] <= high, "width": high - low,
+            "difference": found.difference, "blind": blind.difference}  # fmt: skip
+
+
+def group(run: Run) -> str:
+    """Return the kind of stream."""
+    if run.method == "collapsing":
+        return "collapsing"
+    return ("clean" if run.corruption == "clean" else "shifted") if run.order == "shuffled" else "not shuffled"
+
+
+def score(out: Path, target: Path) -> None:
+    """Score everything that is recorded, by part and kind of stream, and write the means."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    sources: dict[str, Source] = {}
+    for run in DESIGN + REPORT:
+        path = out / f"{run.name}.npz"
+        if not path.exists():
+            continue
+        if run.network not in sources:
+            sources[run.network] = Source.read(out / f"{run.network}-home.npz")
+        source, part = sources[run.network], "design" if run in DESIGN else run.network
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+        for start in range(0, len(arrays["labels"]) - WINDOW // 2 + 1, WINDOW):
+            window = {key: value[start : start + WINDOW] for key, value in arrays.items()}
+            found.setdefault((part, group(run)), []).append(score_window(window, source))
+    rows = [summary(part, kind, windows) for (part, kind), windows in found.items()]
+    about = {"window": WINDOW, "labelled": HOME, "torch": torch.__version__, "rows": rows}
+    target.write_text(json.dumps(about, indent=1) + "\n")
+    print(json.dumps(rows, indent=1))
+
+
+def summary(part: str, kind: str, windows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return mean absolute errors in points for adapted and source model, coverage, and signs that are right."""
+    errors: dict[str, list[float | None]] = {}
+    for name in windows[0]["estimates"]:
+        sides: list[float | None] = []
+        for side in (0, 1):
+            known = [(w["estimates"][name][side], w["truth"][side]) for w in windows]
+            missing = known[0][0] is None
+            sides.append(None if missing else round(100 * float(np.mean([abs(a - b) for a, b in known])), 1))
+        errors[name] = sides
+    clear = [w for w in windows if abs(w["truth"][0] - w["truth"][1]) >= 0.02]  # smaller differences are noise
+    signs = {key: [(w[key] > 0) == (w["truth"][0] > w["truth"][1]) for w in clear] for key in ("difference", "blind")}
+    return {
+        "part": part, "kind": kind, "windows": len(windows), "errors": errors,
+        "coverage": round(100 * float(np.mean([w["covered"] for w in windows]))),
+        "width": round(50 * float(np.mean([w["width"] for w in windows])), 1),
+        "clear": len(clear), "right": sum(signs["difference"]),
+        "right_without_labels": sum(signs["blind"]),
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/estimate"))
     parser.add_argument("--only", help="record only the runs of this network")
     parser.add_argument("--score", action="store_true", help="record nothing")
+    parser.add_argument("--target", type=Path, default=Path("docs/results/data/estimate.json"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for run in [] if args.score else DESIGN + REPORT:
         if args.only in (None, run.network):
             record_home(run.network, args.out)
             record(run, args.out)
+    score(args.out, args.target)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tools.guard_page import guard_page
 from tools.http_page import http_page
 from tools.method_page import method_page, methods_page
 from tools.records import read_all_methods, read_parity
-from tools.results_pages import parity_page, speed_page
+from tools.results_pages import estimate_page, parity_page, speed_page
 from tools.settings_page import settings_page
 
 from dpl.methods import get_method, list_methods
@@ -36,6 +36,7 @@ def pages() -> dict[str, str]:
         "reference/guard.md": guard_page(),
         "reference/http.md": http_page(),
         "reference/settings.md": settings_page(),
+        "results/estimate.md": estimate_page(data / "estimate.json"),
         "results/parity.md": parity_page(data / "parity.json"),
         "results/speed.md": speed_page(data / "speed.json", data / "late_start.json"),
     }

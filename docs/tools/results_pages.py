@@ -6,7 +6,7 @@ from typing import Any
 
 from tools.markdown import render
 
-__all__ = ["parity_page", "speed_page"]
+__all__ = ["estimate_page", "parity_page", "speed_page"]
 
 _NETWORKS = {
     "resnet18": "ResNet-18",
@@ -25,6 +25,30 @@ def parity_page(file: Path) -> str:
         [f"`{run['name']}`", run["code"], *(_shown(run[key]) for key in ("logits", "state"))] for run in found["runs"]
     ]
     return render("parity.md.jinja", rows=rows, about=found)
+
+
+_PARTS = {
+    "design": "ResNet-20, CIFAR-10 (design)",
+    "resnet56": "ResNet-56, CIFAR-10",
+    "cifar100": "ResNet-32, CIFAR-100",
+}
+
+
+def estimate_page(file: Path) -> str:
+    """Return the page of the label-free estimates of accuracy as Markdown."""
+    found = json.loads(file.read_text())
+    names = ["ATC", "DoC", "AETTA", "COT", "ours"]
+    errors, decisions = [], []
+    for row in found["rows"]:
+        about = [_PARTS[row["part"]], row["kind"], str(row["windows"])]
+        errors.append([*about, *(" / ".join(map(_points, row["errors"][name])) for name in names)])
+        signs = [f"{row[key]} of {row['clear']}" for key in ("right", "right_without_labels")]
+        decisions.append([*about, f"{row['coverage']} %", f"{row['width']:.1f}", *signs])
+    return render("estimate.md.jinja", names=names, errors=errors, decisions=decisions, about=found)
+
+
+def _points(error: float | None) -> str:
+    return "–" if error is None else f"{error:.1f}"
 
 
 def _shown(difference: float | None) -> str:

@@ -30,9 +30,9 @@ def frozen_model(**guard: Any) -> dpl.AdaptiveModel:
 
 
 def test_the_guard_changes_nothing_on_a_harmless_stream() -> None:
-    plain, off, on = (dpl.adapt(network(), "tent", **kw) for kw in ({}, {"guard": False}, {"guard": True}))
-    for i in range(12):
-        batch = images(16, seed=i)
+    modes: list[dict[str, bool]] = [{}, {"guard": False}, {"guard": True}]
+    plain, off, on = (dpl.adapt(streams.network(), "tent", **mode) for mode in modes)
+    for batch, _ in streams.iid("noise", 16 * 12, size=16):
         expected = plain(batch)
         assert torch.equal(off(batch), expected)
         assert torch.equal(on(batch), expected), "the guard changed an answer on a harmless stream"

@@ -10,12 +10,12 @@ from dpl.core.errors import SettingError
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
 from dpl.estimate.shifts import shifted_copies, shrunk
-from dpl.estimate.signals import Signals, bounded_probit, source_accuracy
+from dpl.estimate.signals import Signals, bounded_probit, share_of, source_accuracy
 
 __all__ = ["FEWEST", "Home"]
 
 FEWEST = 50  # labelled images
-_TEMPERATURES = torch.logspace(-1, 1, 81)
+_TEMPERATURES = torch.logspace(-0.3, 0.7, 51)  # 0.5 to 5: data that a network has learned by heart say nothing
 _WINDOWS = 20  # for each kind of shift
 _COVERAGE = 0.9
 
@@ -50,6 +50,12 @@ class Home(Stateful):
             offset = bounded_probit(self.accuracy, self.rows) - bounded_probit(self.firmness, self.rows)
         return Signals(offset, self.temperature if self.known else None, self.balance)
 
+    def interval(self, accuracy: float, rows: int) -> tuple[float, float]:
+        """Return the 90 % interval: conformal in probits, wider where fewer images were seen than in calibration."""
+        middle = bounded_probit(accuracy, rows)
+        width = self.error * max(1.0, (self.window / rows) ** 0.5)
+        return share_of(middle - width), share_of(middle + width)
+
     @torch.no_grad()
     def measure(self, predict: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Predict labelled batches, clean and under synthetic shifts, each also shrunk: ten passes for an image."""
@@ -67,9 +73,9 @@ class Home(Stateful):
                 f"calibrate= has {logits.shape[2]} images and {len(labels)} labels from {int(labels.min())} to "
                 f"{int(labels.max())}: expected one label from 0 to {logits.shape[3] - 1} for each image"
             )
-        self._learn(logits, labels)
+        self.learn(logits, labels)
 
-    def _learn(self, logits: Tensor, labels: Tensor) -> None:
+    def learn(self, logits: Tensor, labels: Tensor) -> None:
         """Learn from logits [shifts, plain and shrunk, n, C]."""
         classes = logits.argmax(dim=3)
         right, firm = classes[:, 0] == labels, classes[:, 0] == classes[:, 1]

@@ -66,6 +66,13 @@ class Accuracies(NamedTuple):
         """Adapted minus source."""
         return self.adapted - self.source
 
+    @property
+    def shown(self) -> tuple[float, float]:
+        """Adapted and source accuracy; the worse model is right at most about where both agree."""
+        if self.difference < 0:
+            return min(self.adapted, self.agreement), self.source
+        return self.adapted, min(self.source, self.agreement)
+
 
 def accuracies(window: Window, home: Signals, anchor: float = 1.0) -> Accuracies:
     """Estimate both models' accuracy on one window; `anchor` is the most that the present weights can have."""

@@ -16,7 +16,7 @@ from dpl.estimate.home import Home
 from dpl.estimate.result import BETTER, UNSURE, WORSE, Estimate
 from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.shifts import beside_others, shrunk
-from dpl.estimate.signals import Accuracies, Window, accuracies, bounded_probit, share_of
+from dpl.estimate.signals import Accuracies, Window, accuracies
 from dpl.methods.model_state import ModelState
 from dpl.network.split import logits_of, private_copy
 
@@ -71,7 +71,9 @@ class Watch(Stateful):
         """Return the logits of the frozen source model."""
         return logits_of(self._source(images))
 
-    def observe(self, state: ModelState, images: Tensor, adapted: Tensor, *, closely: bool = False) -> bool:
+    def observe(
+        self, state: ModelState, images: Tensor, adapted: Tensor, *, closely: bool = False, source: Tensor | None = None
+    ) -> bool:
         """Count a batch and look at it if there is credit, if the model is fresh, or `closely`; return whether."""
         step = _STEP if state.method.optimizers else 1.0
         self.credit += self.settings.share * step * len(images)
@@ -79,7 +81,7 @@ class Watch(Stateful):
         if not closely and self.credit < price and self.rows >= _FRESH:
             return False
         self.credit -= price
-        self.look(state, images, adapted)
+        self.look(state, images, adapted, source)
         return True
 
     @torch.no_grad()
@@ -102,7 +104,7 @@ class Watch(Stateful):
         for name, value in fresh.items():
             before = getattr(self, name)
             joined = value.detach() if before is None else torch.cat([before, value.detach().to(before)])
-            setattr(self, name, joined[-longest:].clone())
+            setattr(self, name, joined[-max(longest, len(value)) :].clone())
         self._found = None
 
     def _ask_anchors(self, state: ModelState) -> None:
@@ -115,6 +117,10 @@ class Watch(Stateful):
     def rows(self) -> int:
         """How many images the window has."""
         return 0 if self.source_logits is None else len(self.source_logits)
+
+    def latest_source(self, rows: int) -> Tensor:
+        """Return the source model's logits for the last images looked at."""
+        return self.source_logits[-rows:].clone()  # type: ignore[index]
 
     def clear(self) -> None:
         """Forget the window: the model was replaced."""
@@ -140,10 +146,8 @@ class Watch(Stateful):
         if not self.home.known:
             reason += "; no percentage without labelled source data (calibrate=)"
             return Estimate(None, None, None, None, self.rows, None, verdict, reason)
-        lower, higher = sorted((found.adapted, found.source))
-        shown = min(lower, found.agreement)  # the worse model is right at most about where both agree
-        accuracy, source = (shown, higher) if found.difference < 0 else (higher, shown)
-        low, high = self._interval(accuracy)
+        accuracy, source = found.shown
+        low, high = self.home.interval(accuracy, self.rows)
         return Estimate(accuracy, low, high, source, self.rows, accuracy - source, verdict, reason)
 
     def _verdict(self, found: Accuracies) -> tuple[str, str]:
@@ -151,12 +155,6 @@ class Watch(Stateful):
         if abs(found.difference) < self.settings.margin:
             return UNSURE, f"{points} is too small to tell"
         return (BETTER if found.difference > 0 else WORSE), points
-
-    def _interval(self, accuracy: float) -> tuple[float, float]:
-        """Return the 90 % interval: conformal in probits, wider where fewer images were seen than in calibration."""
-        middle = bounded_probit(accuracy, self.rows)
-        width = self.home.error * max(1.0, (self.home.window / self.rows) ** 0.5)
-        return share_of(middle - width), share_of(middle + width)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything to a copy of `state`."""

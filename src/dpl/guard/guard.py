@@ -24,6 +24,7 @@ from dpl.estimate import Watch
 from dpl.guard.batch_dependence import stable_in_larger_batch
 from dpl.guard.comparison import ComparisonResult, SourceComparison
 from dpl.guard.events import EventLog, GuardEvent
+from dpl.guard.evidence import EstimateTest
 from dpl.guard.inputs import (
     NoFiniteAnswer,
     RowCheck,
@@ -42,6 +43,7 @@ from dpl.network.split import logits_of, private_copy
 __all__ = ["Guard"]
 
 _FRESH = 128  # images that are all compared after a start, a reset or an unfreeze
+_RECENT = 128  # images over which the estimated difference is tested, at least those of the batch
 _SAVE_EVERY = 16  # batches between copies of a healthy state
 _NOT_FINITE = "the source model's output is not finite"
 
@@ -62,8 +64,9 @@ class Guard(Stateful):
         self.declare(batches=0, rows_compared=0, batches_since_comparison=0, batches_since_save=0, trial_regret=0.0)
         self.rows, self.comparison = RowCheck(settings), SourceComparison(settings)
         self.policy, self.small_batch_trial = EscalationPolicy(settings), SmallBatchTrial()
+        self.estimate_test = EstimateTest(settings.estimated_loss, settings.false_alarm)
         self.event_log, self.healthy = EventLog(settings.log), SavedState()
-        for name in ("rows", "comparison", "policy", "small_batch_trial", "event_log", "healthy"):
+        for name in ("rows", "comparison", "policy", "small_batch_trial", "estimate_test", "event_log", "healthy"):
             self.declare_part(name, getattr(self, name))
         self._buffer = StateBuffer()
         self.report: dict[str, Any] = {}
@@ -166,12 +169,26 @@ class Guard(Stateful):
         if self.frozen:
             return self._answer_while_frozen(state, images)
         logits = self._adapt(state, images)
-        if self._watch is not None:
-            self._watch.observe(state, images, logits)
+        if self._test_estimate(state, images, logits) and self.estimate_test.is_worse:
+            return self._escalate(state, images, self._estimated())
         self.batches_since_comparison += 1
         self.batches_since_save += 1
         rows = self._rows_to_compare(logits)
         return logits if rows is None else self._compare(state, images, logits, rows)
+
+    def _test_estimate(self, state: ModelState, images: Tensor, logits: Tensor, source: Tensor | None = None) -> bool:
+        """Let the estimate look at a batch; return whether it did and is calibrated, so that it may decide."""
+        watch, test = self._watch, self.estimate_test
+        closely = self.frozen or test.is_open
+        if watch is None or not watch.observe(state, images, logits, closely=closely, source=source):
+            return False
+        if watch.home.known:
+            test.add(watch.accuracies(max(len(images), _RECENT)), len(images))
+        return watch.home.known
+
+    def _estimated(self) -> str:
+        difference = 0.0 if self._watch is None else self._watch.accuracies().difference
+        return f"an estimated difference of {100 * difference:+.1f} points to the source model"
 
     def _adapt(self, state: ModelState, images: Tensor) -> Tensor:
         """Let the model predict and adapt; undo a step after which something is not finite."""
@@ -283,10 +300,17 @@ class Guard(Stateful):
         if action != ROLL_BACK:
             self.healthy.clear()
             self.small_batch_trial.restart()
-        self.comparison.restart()
+        self._start_over()
         self.rows_compared = self.batches_since_save = 0
         self._record(action, f"{why}; {REASONS[action]}", signals)
         return self._serve_source(source) if action == FREEZE or logits is None else logits
+
+    def _start_over(self) -> None:
+        """Forget what is known about the adapted model: it was replaced."""
+        self.comparison.restart()
+        self.estimate_test.clear()
+        if self._watch is not None:
+            self._watch.clear()
 
     def _is_acceptable(self, source: Tensor, logits: Tensor, test_stability: Callable[[], Tensor]) -> bool:
         """Say whether a state does well enough on one batch."""
@@ -296,6 +320,15 @@ class Guard(Stateful):
     def _answer_while_frozen(self, state: ModelState, images: Tensor) -> Tensor:
         """Serve the source model; after the wait, try the reset model, less often in a stream that is not shuffled."""
         source = self.source(images)
+        if self._watch is not None and self._watch.home.known:
+            self.comparison.observe_source(source)
+            self._test_estimate(state, images, _predict(state, images, "trial"), source)
+            if self.estimate_test.shows_gain(self.policy.freezes):
+                self.policy.unfreeze()
+                self._record("unfreeze", f"{self._estimated()}: {REASONS['unfreeze']}")
+                self._start_over()
+            state.method.facts = {"updated": False, "reason": "frozen: the source model predicts"}
+            return self._serve_source(source)
         self.batches_since_comparison += 1
         seldom = self.batches_since_comparison < self.settings.compare_every and not self.comparison.is_shuffled
         if self.policy.rows_to_wait > 0 or seldom:

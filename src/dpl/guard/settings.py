@@ -27,6 +27,12 @@ class GuardSettings(Checked):
     forget_after: int = setting(4096, "images without trouble after which the last action no longer counts", low=1)
     freeze_rows: int = setting(2048, "images that a freeze lasts at least; doubles with every further freeze", low=1)
     max_peak_factor: float = setting(4.0, "images brighter than this many times the usual peak are excluded", low=1)
+    estimated_loss: float = setting(
+        0.0, "estimated loss of accuracy that is tolerated; used where `calibrate=` is given", low=0, high=1
+    )
+    false_alarm: float = setting(
+        0.001, "probability of a false alarm of that test, as far as the estimate is right", low=1e-12, high=0.5
+    )
     low: float | None = setting(None, "smallest valid pixel value, if you know it", low=-math.inf, high=math.inf)
     high: float | None = setting(None, "largest valid pixel value, if you know it", low=-math.inf, high=math.inf)
     log: int = setting(256, "events kept in `guard.events`", low=1)
