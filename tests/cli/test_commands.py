@@ -241,3 +241,10 @@ def test_torchvision_imports_after_dpl() -> None:
     pytest.importorskip("timm", reason="the extra `bench` is not installed")
     code = "import dpl, sys; assert 'torchvision' not in sys.modules; from torchvision.models import resnet18"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_photos_in_a_format_that_is_not_read_are_counted(weights: Path, tmp_path: Path, capsys) -> None:
+    made = make_folder(tmp_path / "photos", classes=CLASSES, per_class=4)
+    (made / CLASSES[0] / "IMG_1.HEIC").write_bytes(b"x")
+    assert main(arguments(made, weights, tmp_path / "p.csv")) == 0
+    assert "1 files (.heic, .heif, .avif) are not read" in capsys.readouterr().err

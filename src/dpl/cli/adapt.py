@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "prepare", "run"]
 
+_UNREAD = (".heic", ".heif", ".avif")
 _SOURCE = 5000  # images of --source that are read, at most: they are kept in memory
 
 
@@ -90,6 +91,7 @@ def prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderRun]":
     record = training_record(args)
     classes = class_names(args.classes) or record.get("classes")
     images = open_folder(args.images, classes)
+    _warn_of_unread(args.images)
     network, size = source_network(args, record, classes)
     flat = not (images.labels >= 0).any()
     images, names = _labels_that_fit(images, classes, network)
@@ -112,6 +114,13 @@ def prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderRun]":
         },
     )
     return network, folder_run
+
+
+def _warn_of_unread(folder: Path) -> None:
+    """Count the photos whose format is not read, which would otherwise be missing without a word."""
+    unread = sum(path.suffix.lower() in _UNREAD for path in folder.rglob("*"))
+    if unread:
+        warn(f"dpl adapt: {unread} files ({', '.join(_UNREAD)}) are not read; convert them to JPEG or PNG")
 
 
 def _labels_that_fit(

@@ -206,7 +206,10 @@ def _maker(args: argparse.Namespace, network: "nn.Module") -> "Callable[[], Adap
 
     # A fixed layout: a restarted server must continue with bitwise identical results.
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    settings, guard = parse_settings(args.set), False if args.no_guard else parse_settings(args.guard_set)
+    settings, guard = (
+        parse_settings(args.set),
+        False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4"),
+    )
     return lambda: dpl.adapt(network, args.method, guard=guard, layout="as_is", **settings)
 
 
