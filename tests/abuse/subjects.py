@@ -16,7 +16,7 @@ from parity.tiny import source_images
 QUICK: dict[str, dict[str, Any]] = {
     "adacontrast": {"queue_size": 256},
     "cotta": {"views": 4},
-    "memo": {"views": 2, "augment": torch.clone},
+    "memo": {"views": 2},
     "rmt": {"warmup_samples": 640, "prototype_samples": 640},
 }
 BATCH_STATISTICS = ["norm", "tent", "eta", "sar", "roid", "cotta", "tsd"]
