@@ -15,8 +15,11 @@ streams are made of the others. Design: ResNet-20 on the streams of DESIGN. Repo
 import argparse
 import json
 import os
+import platform
+import subprocess
 import zlib
 from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -253,9 +256,17 @@ def score(out: Path, target: Path) -> None:
             window = {key: value[start : start + WINDOW] for key, value in arrays.items()}
             found.setdefault((part, group(run)), []).append(score_window(window, source))
     rows = [summary(part, kind, windows) for (part, kind), windows in found.items()]
-    about = {"window": WINDOW, "labelled": HOME, "torch": torch.__version__, "rows": rows}
+    about = {"window": WINDOW, "labelled": HOME, "torch": torch.__version__} | origin() | {"rows": rows}
     target.write_text(json.dumps(about, indent=1) + "\n")
     print(json.dumps(rows, indent=1))
+
+
+def origin() -> dict[str, str]:
+    """Return what a page says about how its figures were made."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    command = "DPL_DATA=DATA python benchmarks/estimate_study.py --out RUNS"
+    machine = f"{platform.machine()}, torch {torch.__version__}"
+    return {"command": command, "commit": commit, "date": f"{date.today()}", "machine": machine}
 
 
 def summary(part: str, kind: str, windows: list[dict[str, Any]]) -> dict[str, Any]:
