@@ -140,7 +140,7 @@ class DPLSoft(GradientMethod[DPLSoftSettings]):
             with torch.set_grad_enabled(learning):
                 out = self.forward(images)
                 if step == 0:
-                    logits = self.remember(out)
+                    logits = self.enter(out)
                 if learning:
                     self.update(self.term.objective(out), out)
         if not learning:
@@ -148,7 +148,7 @@ class DPLSoft(GradientMethod[DPLSoftSettings]):
         return self.answer(images, logits)
 
     @torch.no_grad()
-    def remember(self, out: Pass) -> Tensor:
+    def enter(self, out: Pass) -> Tensor:
         """Let the batch enter the support set, and predict it; the memory's logits get the spread of the classifier's.
 
         Their order stays. A confidence then means what it meant to whoever compares it with the source model's.
@@ -179,4 +179,4 @@ class DPLSoft(GradientMethod[DPLSoftSettings]):
 
 def _spread(logits: Tensor) -> Tensor:
     """Return the length of all logits together, each row centred."""
-    return (logits - logits.mean(dim=1, keepdim=True)).norm()
+    return (logits - logits.mean(dim=1, keepdim=True)).square().sum().sqrt()
