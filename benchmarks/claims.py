@@ -108,7 +108,9 @@ def write_ledger(ledger: Mapping[str, Any], found: Mapping[str, Any], origin: Ma
     claims, evidence, score = [], [], dict.fromkeys(VERDICTS, 0)
     for number, claim in enumerate(ledger["claims"], 1):
         measure, expect = claim.get("measure", "accuracy"), claim.get("expect", "more")
-        values = pd.DataFrame({row: {s: m[measure] for s, m in streams.items()} for row, streams in found.items()})
+        values = pd.DataFrame(
+            {row: {s: m[measure] for s, m in streams.items()} for row, streams in found.items()}
+        ).sort_index()
         effects = {text: effect_of(text, values) for text in claim.get("effects", [])}
         words = {text: verdict(effect, expect, ledger["margin"]) for text, effect in effects.items() if effect}
         result = overall(list(words.values()), len(effects))

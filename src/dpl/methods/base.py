@@ -267,8 +267,8 @@ class GradientMethod(Method[G]):
         rows = chosen.nonzero().flatten() if chosen is not None else torch.arange(len(images), device=images.device)
         rows = rows if len(rows) else rows.new_zeros(1)  # a loss over no sample still needs a graph
         part = self.network(images[rows])
-        seen = {"whole": out.reference, "maps": out.maps, "statistics": out.statistics}
-        return replace(part, reference=out.reference[rows], candidates=chosen, **seen)
+        part = replace(part, reference=out.reference[rows], whole=out.reference, candidates=chosen)
+        return replace(part, maps=out.maps, statistics=out.statistics)
 
     def with_terms(self, objective: Objective, out: Pass) -> Objective:
         """Return the objective with those of the added terms."""

@@ -24,7 +24,7 @@ __all__ = ["with_added_loss"]
 def with_added_loss(name: str, added: str) -> type[GradientMethod[Any]]:
     """Return the class of `<name>+<added>`."""
     base, member, both = get_method(name), get_method(added), f"{name}+{added}"
-    term_class = getattr(member, "term_class", None)
+    term_class: Any = getattr(member, "term_class", None)
     if term_class is None:
         raise SettingError(f"{both!r}: {added!r} is not a loss that can be added; use a member of the DPL family")
     if hasattr(base, "term_class"):
