@@ -15,7 +15,7 @@ from tools.guard_page import guard_page
 from tools.http_page import http_page
 from tools.method_page import method_page, methods_page
 from tools.records import read_all_methods, read_parity
-from tools.results_pages import estimate_page, parity_page, speed_page
+from tools.results_pages import devices_page, estimate_page, parity_page, speed_page
 from tools.settings_page import settings_page
 
 from dpl.methods import get_method, list_methods
@@ -31,6 +31,7 @@ def pages() -> dict[str, str]:
     kinds = [get_method(name) for name in list_methods()]
     methods = {f"methods/{kind.info.name}.md": method_page(kind, runs, measured) for kind in kinds}
     return methods | {
+        "devices.md": devices_page(data / "devices.json"),
         "methods.md": methods_page(kinds),
         "reference/cli.md": cli_page(),
         "reference/guard.md": guard_page(),

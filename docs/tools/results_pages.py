@@ -6,7 +6,7 @@ from typing import Any
 
 from tools.markdown import render
 
-__all__ = ["estimate_page", "parity_page", "speed_page"]
+__all__ = ["devices_page", "estimate_page", "parity_page", "speed_page"]
 
 _NETWORKS = {
     "resnet18": "ResNet-18",
@@ -49,6 +49,14 @@ def estimate_page(file: Path) -> str:
 
 def _points(error: float | None) -> str:
     return "–" if error is None else f"{error:.1f}"
+
+
+def devices_page(file: Path) -> str:
+    """Return the page of what every method does on a device as Markdown."""
+    columns = ("moves", "bfloat16", "float16")
+    found = json.loads(file.read_text())
+    rows = [[f"`{row['method']}`", row["reads"], *("yes" if row[key] else "no" for key in columns)] for row in found]
+    return render("devices.md.jinja", rows=rows)
 
 
 def _shown(difference: float | None) -> str:

@@ -45,6 +45,7 @@ HAND_WRITTEN = {  # words of prose, without code and tables
     "tutorial-own-model": 600,
 }
 GENERATED = {
+    "devices": 400,
     "methods": 200,
     "reference/cli": 200,
     "reference/guard": 100,

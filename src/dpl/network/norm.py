@@ -336,7 +336,7 @@ def normalise_each(layer: _BatchNorm, forward: Forward, x: Tensor, mean: Tensor,
     """Run `forward` with statistics of each sample [B, C], differentiable in them."""
     shape = *mean.shape, *[1] * (x.ndim - 2)
     x = (x - mean.to(x.dtype).view(shape)) * torch.rsqrt(variance + layer.eps).to(x.dtype).view(shape)
-    zero = torch.zeros(x.shape[1], device=x.device, dtype=x.dtype)
+    zero = torch.zeros(x.shape[1], device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
     return normalise(layer, forward, x, zero, zero + (1 - layer.eps))  # the affine part, and what is fused to it
 
 
