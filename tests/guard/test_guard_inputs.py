@@ -27,12 +27,12 @@ def test_ordinary_images_of_any_scale_are_accepted(scale: float) -> None:
     for seed in range(5):
         examined = rows.examine(scale * (2 * images(16, seed) - 1))
         assert not examined.refused
-        rows.remember(examined)
+        rows.update_peak(examined)
 
 
 def test_normal_images_are_accepted_after_dark_ones() -> None:
     rows = check()
-    rows.remember(rows.examine(0.02 * images(16)))
+    rows.update_peak(rows.examine(0.02 * images(16)))
     assert not rows.examine(images(16)).refused
 
 
@@ -41,7 +41,7 @@ def test_a_minority_of_large_values_does_not_change_the_usual_range() -> None:
     batch[:7] = 1e5
     examined = rows.examine(batch)
     assert list(examined.refused) == list(range(7))
-    rows.remember(examined)
+    rows.update_peak(examined)
     one = torch.full((1, 3, 8, 8), 50.0)
     assert rows.examine(one).refused, "a batch of one has no majority of its own once the usual peak is known"
 

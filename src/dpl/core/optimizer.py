@@ -58,7 +58,7 @@ class NamedOptimizer:
 
         A step that fails has changed nothing if the optimizer is atomic.
         """
-        held = next(iter(self.optimizer.state.values()), {})
+        held: Mapping[str, Any] = next(iter(self.optimizer.state.values()), {})
         count = held["step"].clone() if isinstance(held.get("step"), Tensor) else None
         try:
             with torch.no_grad():

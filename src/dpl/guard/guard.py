@@ -111,7 +111,7 @@ class Guard(Stateful):
         self.batches += 1
         if len(kept) == 0:
             return self._for_all_rows(self._no_logits(images), refused, len(images))
-        self.rows.remember(examined)
+        self.rows.update_peak(examined)
         self.policy.count_rows(len(kept))
         if examined.useless:
             return self._for_all_rows(self._answer_useful(state, images, examined), refused, len(images))

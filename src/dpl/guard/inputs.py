@@ -83,7 +83,7 @@ class RowCheck(Stateful):
         inside = (low is None or smallest >= low) and (high is None or largest <= high)
         return self.usual_peak is not None and max(-smallest, largest) <= float(self.usual_peak) and inside
 
-    def remember(self, result: RowCheckResult) -> None:
+    def update_peak(self, result: RowCheckResult) -> None:
         """Remember the usual peak, once the accepted rows have entered."""
         if self.usual_peak is None or result.usual_peak > float(self.usual_peak):
             self.usual_peak = torch.tensor(result.usual_peak, dtype=torch.float64)

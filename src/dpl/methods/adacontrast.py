@@ -133,7 +133,7 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
                 with torch.enable_grad():
                     out = self.network(query)
                     self.learn(out, self.keys(key), labels)
-            self.remember(weak)
+            self.fill_bank(weak)
         return self.predict(images) if earlier is None else earlier
 
     @torch.no_grad()
@@ -176,7 +176,7 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
         return Objective(value, None, facts)
 
     @torch.no_grad()
-    def remember(self, weak: Tensor) -> None:
+    def fill_bank(self, weak: Tensor) -> None:
         """Put the momentum encoder's view of the weak images into the bank."""
         out = self.teacher(weak)
         size, was_filled = len(self.bank), self.bank_filled

@@ -282,8 +282,8 @@ class GradientMethod(Method[G]):
         finite = objective.value.detach().isfinite()
         should_step = finite if objective.should_step is None else finite & objective.should_step
         if self.settings.min_selected > 0 and objective.selected is not None:
-            share = torch.as_tensor(objective.selected, device=finite.device)
-            should_step = should_step & (share >= self.settings.min_selected)
+            selected = torch.as_tensor(objective.selected, device=finite.device)
+            should_step = should_step & (selected >= self.settings.min_selected)
         share = self.share
         if out.candidates is not None and finite.device.type == "cpu":  # elsewhere nothing asks for it
             share = int(out.candidates.sum()) / len(out.whole)

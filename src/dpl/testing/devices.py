@@ -24,11 +24,11 @@ _HOST, _META = torch.device("cpu"), torch.device("meta")
 _aten = torch.ops.aten
 
 
-class HostReads(TorchDispatchMode):
+class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what the host reads from tensors on `meta` inside the block; every value read is one."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.reads: Counter[str] = Counter()
 
     @property
@@ -157,7 +157,7 @@ def _reads_of(call: Callable[[Tensor], Tensor], images: Tensor) -> Counter[str]:
         raise AssertionError(
             f"logits {tuple(logits.shape)} on {logits.device} for images {tuple(images.shape)} on meta"
         )
-    return host.reads
+    return Counter(host.reads)
 
 
 def _everything_moved(model: AdaptiveModel) -> None:

@@ -20,11 +20,11 @@ class Injected(Exception):  # noqa: N818 - stands for any exception
     """The exception that is raised on purpose."""
 
 
-class FailAt(TorchDispatchMode):
+class FailAt(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises at the operation of the given number (0: never); `seen` counts them."""
 
     def __init__(self, number: int = 0, error: type[BaseException] = Injected) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.number, self.error, self.seen = number, error, 0
 
     def __torch_dispatch__(
@@ -43,7 +43,7 @@ def count_operations(model: AdaptiveModel, images: Tensor) -> int:
     with FailAt() as mode:
         model(images)
     model.load_state_dict(before)
-    return mode.seen
+    return int(mode.seen)
 
 
 def first_change(model: AdaptiveModel, images: Tensor, points: Sequence[int]) -> str | None:
