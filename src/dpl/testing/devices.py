@@ -151,7 +151,8 @@ def run_on_meta(subject: Subject, steps: int = 4) -> DeviceRun:
 
 
 def _reads_of(call: Callable[[Tensor], Tensor], images: Tensor) -> Counter[str]:
-    with HostReads() as host:
+    host = HostReads()
+    with host:
         logits = call(images)
     if logits.device != _META or len(logits) != len(images):
         raise AssertionError(

@@ -40,7 +40,8 @@ class FailAt(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def count_operations(model: AdaptiveModel, images: Tensor) -> int:
     """Return how many torch operations a step takes; the model is as before."""
     before = model.state_dict()
-    with FailAt() as mode:
+    mode = FailAt()
+    with mode:
         model(images)
     model.load_state_dict(before)
     return int(mode.seen)
