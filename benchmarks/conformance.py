@@ -6,8 +6,11 @@ python benchmarks/conformance.py --devices docs/results/data/devices.json
 
 import argparse
 import json
+import platform
+import subprocess
 import sys
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,16 @@ def device_record(name: str) -> dict[str, Any]:
     }
 
 
+def _origin(file: Path) -> dict[str, str]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
+    return {
+        "command": f"python benchmarks/conformance.py --devices {file}",
+        "commit": commit.strip(),
+        "date": datetime.now(tz=UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, torch {torch.__version__}",
+    }
+
+
 def main() -> int:
     """Run what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -100,7 +113,7 @@ def main() -> int:
         for name in names():
             rows.append(device_record(name))
             print(rows[-1], flush=True)
-        args.devices.write_text(json.dumps(rows, indent=1) + "\n")
+        args.devices.write_text(json.dumps(_origin(args.devices) | {"rows": rows}, indent=1) + "\n")
     return bool(changed or torn)
 
 

@@ -55,8 +55,10 @@ def devices_page(file: Path) -> str:
     """Return the page of what every method does on a device as Markdown."""
     columns = ("moves", "bfloat16", "float16")
     found = json.loads(file.read_text())
-    rows = [[f"`{row['method']}`", row["reads"], *("yes" if row[key] else "no" for key in columns)] for row in found]
-    return render("devices.md.jinja", rows=rows)
+    rows = [
+        [f"`{row['method']}`", row["reads"], *("yes" if row[key] else "no" for key in columns)] for row in found["rows"]
+    ]
+    return render("devices.md.jinja", rows=rows, about=found)
 
 
 def _shown(difference: float | None) -> str:
