@@ -12,7 +12,6 @@ from dpl.core.errors import InputError, SettingError
 from dpl.memory import update_class_memory
 from dpl.objectives import (
     adain,
-    balanced_responsibilities,
     classes_present,
     dpl_o,
     dpl_soft,
@@ -108,17 +107,6 @@ def test_soft_dpl_with_one_hot_responsibilities_is_dpl_star_over_the_same_sample
     assert abs(soft - star) < 1e-10
     (of_soft,), (of_star,) = torch.autograd.grad(soft, z), torch.autograd.grad(star, z)
     assert torch.allclose(of_soft, of_star, atol=1e-10)
-
-
-def test_balanced_responsibilities_equal_their_equation_and_move_samples_from_frequent_classes() -> None:
-    p = torch.tensor([[0.6, 0.4, 0.0], [0.7, 0.2, 0.1], [0.9, 0.1, 0.0]])
-    balanced = balanced_responsibilities(p)
-    for i in range(3):
-        shares = [p[i, k] / (1 + sum(p[j, k] for j in range(3))) for k in range(3)]
-        assert torch.allclose(balanced[i], torch.stack(shares) / sum(shares))
-    assert (balanced[:, 0] < p[:, 0]).all()
-    even = torch.eye(3)
-    assert torch.allclose(balanced_responsibilities(even), even)
 
 
 def test_soft_dpl_of_one_sample_has_no_gradient_and_wrong_shapes_are_refused() -> None:

@@ -1,11 +1,9 @@
 """SOFT DPL: decoupled prototypes without a threshold, with the surest features as memory and answer.
 
 Decoupled Prototype Learning (Wang et al., 2024) learns from samples above a confidence alpha. Where the source model is
-unsure, hardly any sample is, and nothing is learned. Here every sample takes part, by its probabilities, balanced
-between the classes of the batch.
+unsure, hardly any sample is, and nothing is learned. Here every sample takes part, by its probabilities.
 
-    R_ik = p_ik / (1 + sum_j p_jk), rows scaled to sum 1, p: probabilities without gradient
-    s_ik = <w_k, z_i>/tau (cosine);   pi_k = min(1, sum_i R_ik)
+    R_ik = p_k(x_i), without gradient;   s_ik = <w_k, z_i>/tau (cosine);   pi_k = min(1, sum_i R_ik)
     L_SOFT = sum_k pi_k (log sum_i e^{s_ik} - log sum_i R_ik e^{s_ik}) / sum_k pi_k          instead of Eq. 4
     z*_k = mean direction of the 20 features of lowest entropy predicted as k (T3A's support set)  instead of Eq. 5
     L = L_SOFT + beta L_REG(w, z*)                                                           Eq. 6 and 7 of the paper
@@ -16,7 +14,7 @@ statistics that the effective size of the batch allows; a network without BatchN
 classifier. Output: the batch enters the support set first and is predicted then, with the weights from before the
 update. A batch of one has no contrast and changes no weight.
 
-Every part is a setting: `norm`, `loss`, `balance`, `reg_weight`, `answer`, `filter_k`, `scope`, `lr`.
+Every part is a setting: `norm`, `loss`, `reg_weight`, `answer`, `filter_k`, `scope`, `lr`.
 """
 
 from dataclasses import dataclass
@@ -35,7 +33,6 @@ from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
 from dpl.objectives import (
-    balanced_responsibilities,
     confident_labels,
     dpl_soft,
     dpl_star,
@@ -58,7 +55,6 @@ class DPLSoftSettings(GradientSettings, SupportSettings, norm="auto", lr=2e-4, s
         "what is minimised: soft DPL; Eq. 4 over samples above `confidence`; SHOT-IM's or TENT's loss; nothing",
     )
     confidence: float = setting(0.9, "alpha, for loss='star' alone", low=0, high=1)
-    balance: bool = setting(True, "for loss='soft': balance the responsibilities between the classes of the batch")
     temperature: float = setting(0.1, "tau: temperature of the cosine similarities", low=1e-4)
     reg_weight: float = setting(1.0, "beta: weight of the regulariser", low=0)
     answer: Literal["memory", "classifier"] = setting("memory", "what predicts")
@@ -96,8 +92,7 @@ class DPLSoftTerm(Term):
         s = self.settings
         match s.loss:
             case "soft":
-                p = out.probabilities
-                return dpl_soft(out.z, w, balanced_responsibilities(p) if s.balance else p, s.temperature)
+                return dpl_soft(out.z, w, out.probabilities, s.temperature)
             case "star":
                 return dpl_star(out.z, w, confident_labels(out.reference, s.confidence), s.temperature)
             case "information":

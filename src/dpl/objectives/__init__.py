@@ -21,7 +21,6 @@ from dpl.objectives.entropy import (
 )
 from dpl.objectives.prototype import (
     adain,
-    balanced_responsibilities,
     classes_present,
     dpl_o,
     dpl_soft,
@@ -36,7 +35,6 @@ from dpl.objectives.pseudo_label import confident_cross_entropy, confident_label
 __all__ = [
     "adain",
     "arcface",
-    "balanced_responsibilities",
     "class_aware_info_nce",
     "classes_present",
     "confident_cross_entropy",

@@ -16,7 +16,7 @@ from dpl.core.numerics import cosines, variance_and_mean
 from dpl.objectives.pseudo_label import labels_error
 
 __all__ = [
-    "adain", "balanced_responsibilities", "classes_present", "dpl_o", "dpl_soft", "dpl_star",
+    "adain", "classes_present", "dpl_o", "dpl_soft", "dpl_star",
     "prototype_regularization", "restyle", "style_statistics",
 ]  # fmt: skip
 
@@ -89,16 +89,6 @@ def dpl_soft(features: Tensor, prototypes: Tensor, responsibilities: Tensor, tem
     contrast = similarity.logsumexp(dim=1) - (similarity + logs).logsumexp(dim=1)
     weights = shares.sum(dim=1).clamp(max=1)
     return (contrast * weights).sum() / weights.sum().clamp(min=1)
-
-
-def balanced_responsibilities(probabilities: Tensor) -> Tensor:
-    """Return R_ik proportional to p_ik / (1 + sum_j p_jk), with rows that sum to one, [B, C] -> [B, C].
-
-    A class that a shifted model predicts too often loses a part of its samples to the next best. The 1 is a sample of
-    doubt for each class: where there are more classes than samples, hardly anything changes.
-    """
-    shares = probabilities / (1 + probabilities.sum(dim=0))
-    return shares / shares.sum(dim=1, keepdim=True)
 
 
 def prototype_regularization(
