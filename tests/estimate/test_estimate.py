@@ -26,9 +26,9 @@ def watched(method: str = "tent", **kwargs: Any) -> dpl.AdaptiveModel:
 
 
 def play(model: dpl.AdaptiveModel, batches: list[streams.Batch]) -> float:
-    """Feed a stream; return the accuracy of the last 512 images."""
+    """Feed a stream; return the accuracy of the last 512 images in percent."""
     right = torch.cat([model(images).argmax(dim=1) == labels for images, labels in batches])
-    return float(right[-512:].double().mean())
+    return 100 * float(right[-512:].double().mean())
 
 
 @pytest.mark.parametrize("shift", ["noise", "shifted", "easy"])
@@ -38,8 +38,8 @@ def test_the_estimate_is_near_the_truth(shift: str) -> None:
     truth, found = play(model, batches), model.estimate()
     with torch.no_grad():
         of_source = torch.cat([streams.network()(images).argmax(dim=1) == labels for images, labels in batches])
-    assert found.accuracy == pytest.approx(truth, abs=0.08)
-    assert found.source == pytest.approx(float(of_source[-512:].double().mean()), abs=0.12)
+    assert found.accuracy == pytest.approx(truth, abs=8)
+    assert found.source == pytest.approx(100 * float(of_source[-512:].double().mean()), abs=12)
     assert found.low <= found.accuracy <= found.high
     assert found.rows >= 256
 

@@ -10,7 +10,7 @@ BETTER, WORSE, UNSURE = "better", "worse", "unsure"
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated without labels, from the images that were looked at last; shares from 0 to 1.
+    """Estimated without labels, from the images that were looked at last; accuracies are in percent.
 
     Accuracies are None without labelled source data (`calibrate=`): then only the verdict is known.
     """
@@ -20,7 +20,7 @@ class Estimate:
     high: float | None
     source: float | None  # of the unadapted model on the same images
     rows: int  # images looked at
-    difference: float | None  # adapted minus source
+    difference: float | None  # adapted minus source, in points
     verdict: str  # is the adapted model "better" or "worse" than the source model, or "unsure"
     reason: str  # of the verdict, and why there is no number
 
@@ -33,8 +33,8 @@ class Estimate:
         if self.accuracy is None or self.low is None or self.high is None or self.source is None:
             return f"{self.verdict}: {self.reason}"
         return (
-            f"{100 * self.accuracy:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f}), source model "
-            f"{100 * self.source:.1f} %, {self.verdict} than the source model, from {self.rows} images"
+            f"{self.accuracy:.1f} % ({self.low:.1f} to {self.high:.1f}), source model "
+            f"{self.source:.1f} %, {self.verdict} than the source model, from {self.rows} images"
         )
 
 

@@ -148,7 +148,8 @@ class Watch(Stateful):
             return Estimate(None, None, None, None, self.rows, None, verdict, reason)
         accuracy, source = found.shown
         low, high = self.home.interval(accuracy, self.rows)
-        return Estimate(accuracy, low, high, source, self.rows, accuracy - source, verdict, reason)
+        percent = [100 * share for share in (accuracy, low, high, source)]
+        return Estimate(*percent, self.rows, 100 * (accuracy - source), verdict, reason)
 
     def _verdict(self, found: Accuracies) -> tuple[str, str]:
         points = f"an estimated difference of {100 * found.difference:+.1f} points over {self.rows} images"
