@@ -32,9 +32,10 @@ class Estimate:
         """Return one line for a person."""
         if self.accuracy is None or self.low is None or self.high is None or self.source is None:
             return f"{self.verdict}: {self.reason}"
+        which = "unsure which is better" if self.verdict == UNSURE else f"{self.verdict} than the source model"
         return (
-            f"{self.accuracy:.1f} % ({self.low:.1f} to {self.high:.1f}), source model "
-            f"{self.source:.1f} %, {self.verdict} than the source model, from {self.rows} images"
+            f"{self.accuracy:.1f} % ({self.low:.1f} to {self.high:.1f}), source model {self.source:.1f} %, "
+            f"{which}, from {self.rows} images"
         )
 
 
