@@ -108,8 +108,8 @@ def _protocol(rows: pd.DataFrame) -> str:
         seed (EfficientNet-Lite0, 128 pixels, batches of 32). CIFAR-10: ResNet-20, batches of 200, corruptions
         regenerated at severity 5. `dpl_soft` was designed on Gaussian noise, contrast and clean CIFAR-10 images and on
         digits, which are not among these streams; one choice, not to balance responsibilities, was confirmed on PACS.
-        `matched` rows have the statistics, memory and rate of `dpl_soft` and another loss. Intervals are bootstraps over
-        streams and seeds."""
+        `matched` rows have the statistics, memory and rate of `dpl_soft` and another loss. Intervals are bootstraps
+        over streams and seeds."""
     when = "*Measured 2026-11-18 with dpl 0.2.0 and PyTorch 2.13.0 on one core, `python benchmarks/default_study.py`.*"
     return f"{when}\n\n{_wrapped(text)}" + "\n\n```\n" + (__doc__ or "").split("\n\n", 1)[1].strip() + "\n```"
 

@@ -29,7 +29,8 @@ ADAPTED, TESTED = 2000, 2000  # images
 PAGE = """# Accuracy of exported models
 
 `model.export` writes a plain network with fixed statistics. This page compares it with the adaptive
-model on images that come after the export. Command: `python benchmarks/export_accuracy.py`.
+model on images that come after the export.
+*Measured 2026-11-18 by `python benchmarks/export_accuracy.py`.*
 
 CIFAR-10, ResNet-20, {adapted:,} images to adapt to, {tested:,} other images of the same stream to
 test on, batches of {batch}, seed 0. Corruptions are regenerated. All figures are accuracy in %;
