@@ -36,6 +36,7 @@ dist: $(STAMP)
 abuse: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/abuse.py --out runs/abuse --jobs $$(nproc)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serve_abuse.py
+	DPL_SLOW_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve/test_serve_ray.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/conformance.py --failures 200 --threads 2000
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serve_attacks.py
 	DPL_FUZZ=5000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve/test_serve_fuzz.py

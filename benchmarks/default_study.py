@@ -106,8 +106,8 @@ def _protocol(rows: pd.DataFrame) -> str:
     units, images = len(rows), int(rows["n"].sum())
     text = f"""*Measured 2026-11-18 by `benchmarks/default_study.py`.* {units} runs, {images:,} images, three seeds.
         PACS: EfficientNet-Lite0, 128 pixels, batches of 32. CIFAR-10: ResNet-20, batches of 200, regenerated
-        corruptions, severity 5. Design streams (noise, contrast, clean CIFAR-10, digits) are not here. `matched` rows have another
-        loss."""
+        corruptions, severity 5. Design streams (noise, contrast, clean CIFAR-10, digits) are not here. `matched` rows
+        have another loss."""
     return _wrapped(text) + "\n\n```\n" + (__doc__ or "").split("\n\n", 1)[1].strip() + "\n```"
 
 

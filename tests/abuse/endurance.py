@@ -15,7 +15,7 @@ from torch import Tensor
 
 import dpl
 from abuse.streams import iid, network
-from abuse.subjects import adapted
+from abuse.subjects import adapted, source_of
 from dpl.methods import get_method
 from dpl.snapshot import SnapshotStore
 
@@ -53,7 +53,7 @@ def resuming_is_exact(name: str, folder: Path, batches: Sequence[Tensor], cuts: 
         if i in cuts:
             model.save(folder / str(i))
         answers.append(model(batch))
-    source = model._source if get_method(name).info.source == "always" else None
+    source = source_of(name) if get_method(name).info.source == "always" else None
     for cut in cuts:
         resumed = dpl.load(folder / str(cut), network(), source=source)
         for batch, expected in zip(batches[cut:], answers[cut:], strict=True):

@@ -28,11 +28,17 @@ def methods() -> list[str]:
 
 def adapted(name: str, guard: Any = True, **settings: Any) -> dpl.AdaptiveModel:
     """Wrap the tiny network."""
-    source = None
-    if get_method(name).info.source != "never":
-        images, labels = source_images(torch.float32)
-        source = (images[:320], labels[:320])
-    return dpl.adapt(network(), name, source=source, guard=guard, layout="as_is", **(QUICK.get(name, {}) | settings))
+    return dpl.adapt(
+        network(), name, source=source_of(name), guard=guard, layout="as_is", **(QUICK.get(name, {}) | settings)
+    )
+
+
+def source_of(name: str) -> tuple[Tensor, Tensor] | None:
+    """Return the labelled source images that a method is given, None if it needs none."""
+    if get_method(name).info.source == "never":
+        return None
+    images, labels = source_images(torch.float32)
+    return images[:320], labels[:320]
 
 
 @dataclass

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 import dpl
 from data.make import make_folder
@@ -100,7 +101,18 @@ def test_a_network_gets_the_number_of_classes(here: Path) -> None:
 
 
 def test_a_method_that_needs_source_images_takes_a_folder(here: Path, capsys) -> None:
-    words = ["adapt", "--model", "debug_cnn", "--random-weights", "--images", "photos/mine", "--batch-size", "4"]
+    save_file(create("debug_cnn", num_classes=len(CLASSES)).state_dict(), "w.safetensors")
+    words = [
+        "adapt",
+        "--model",
+        "debug_cnn",
+        "--weights",
+        "w.safetensors",
+        "--images",
+        "photos/mine",
+        "--batch-size",
+        "4",
+    ]
     (here / "names.txt").write_text("\n".join(CLASSES))
     words += ["--classes", "names.txt", "--method", "eata"]
     assert main(words) == 2

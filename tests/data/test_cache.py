@@ -183,7 +183,7 @@ def test_a_full_disk_is_no_reason_to_stop(files, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.warns(DataWarning, match=r"cannot be written \(No space left on device\)"):
+    with pytest.warns(DataWarning, match=r"cannot be written \(No space left on device"):
         found = list(batches(files, [7, 1], square(16), 2, cache=tmp_path / "cache"))
     assert len(found[0]) == 2
     assert list((tmp_path / "cache").iterdir()) == []

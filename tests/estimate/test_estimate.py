@@ -10,9 +10,9 @@ from torch import Tensor
 import dpl
 from abuse import streams
 from abuse.subjects import adapted as adapted_model
+from abuse.subjects import methods
 from dpl.core.errors import SettingError
 from dpl.estimate.signals import Signals, Window, accuracies
-from dpl.methods import list_methods
 from parity.tiny import source_images
 
 
@@ -78,7 +78,7 @@ def test_without_watching_or_images_it_is_unsure_and_says_why() -> None:
     assert "0 images" in fresh.reason
 
 
-@pytest.mark.parametrize("name", list_methods())
+@pytest.mark.parametrize("name", methods())
 def test_it_works_for_every_method_and_changes_no_answer(name: str) -> None:
     plain, model = (adapted_model(name, guard=False, estimate=on) for on in (False, True))
     for images, _ in streams.iid("noise", 32 * 5):

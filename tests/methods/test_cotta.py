@@ -117,6 +117,7 @@ def test_source_weights_follow_the_model_and_are_kept_once() -> None:
     assert {key.split(".")[1] for key in model.state_dict() if key.startswith("method.")} == {
         "batches",
         "share",
+        "target_statistics",
         "teacher",
     }
 

@@ -29,9 +29,10 @@ def test_recovery_returns_to_the_source_and_forgets_momentum_and_average() -> No
     adaptive(clean_test_images()[:32])
     assert adaptive.last.updated
     assert adaptive.last.recovered
-    after = adaptive.state_dict()
-    assert origin.keys() == after.keys()
-    assert all(torch.equal(value, after[name]) for name, value in origin.items())
+    # statistics of recent batches are for an export; they describe the stream, not what was learned
+    after = {name: value for name, value in adaptive.state_dict().items() if "target_statistics" not in name}
+    assert after.keys() == {name for name in origin if "target_statistics" not in name}
+    assert all(torch.equal(value, origin[name]) for name, value in after.items())
 
 
 def test_recovery_as_the_authors_do_it_keeps_the_momentum() -> None:

@@ -1,4 +1,7 @@
-"""`dpl serve --engine ray` on a real local cluster: two replicas, one of which is killed."""
+"""`dpl serve --engine ray` on a real local cluster: two replicas, one of which is killed.
+
+A cluster takes a minute or two to start, so `make abuse` runs this file and `make test` does not.
+"""
 
 import os
 import signal
@@ -17,6 +20,7 @@ from turns import my_turn
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install '.[ray]'"),
+    pytest.mark.skipif("DPL_SLOW_TESTS" not in os.environ, reason="slow: run by make abuse (DPL_SLOW_TESTS=1)"),
     pytest.mark.timeout(600),
 ]
 STREAMS = ("cam-0", "cam-1", "cam-2", "cam-3")

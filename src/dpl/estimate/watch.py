@@ -148,8 +148,8 @@ class Watch(Stateful):
             return Estimate(None, None, None, None, self.rows, None, verdict, reason)
         accuracy, source = found.shown
         low, high = self.home.interval(accuracy, self.rows)
-        percent = [100 * share for share in (accuracy, low, high, source)]
-        return Estimate(*percent, self.rows, 100 * (accuracy - source), verdict, reason)
+        difference = 100 * (accuracy - source)
+        return Estimate(100 * accuracy, 100 * low, 100 * high, 100 * source, self.rows, difference, verdict, reason)
 
     def _verdict(self, found: Accuracies) -> tuple[str, str]:
         points = f"an estimated difference of {100 * found.difference:+.1f} points over {self.rows} images"
