@@ -121,6 +121,38 @@ def test_tutorial_own_model() -> None:
     assert [step["updated"] for step in names["steps"]] == [1.0, 1.0, 1.0]
 
 
+def test_recipe_drifting_camera() -> None:
+    names = run(DOCS / "recipes/drifting-camera.md")
+    assert len(names["history"]) == 8
+    assert len(names["store"].all()) == 2
+
+
+def test_recipe_scanner_change() -> None:
+    names = run(DOCS / "recipes/scanner-change.md")
+    assert names["before"].accuracy > 90, "MNIST is what the network was trained on"
+    assert names["after"].low <= names["after"].accuracy <= names["after"].high
+    assert names["after"].accuracy < names["before"].accuracy
+
+
+def test_recipe_new_hospital() -> None:
+    names = run(DOCS / "recipes/new-hospital.md")
+    assert names["adapted"] > names["source"] + 5
+    assert names["exported"].agreement == 1.0
+
+
+def test_recipe_night_and_day() -> None:
+    names = run(DOCS / "recipes/night-and-day.md")
+    night, day = names["evening"]["night"], names["evening"]["day"]
+    assert not torch.equal(night, day), "two states"
+
+
+def test_recipe_fleet() -> None:
+    names = run(DOCS / "recipes/fleet.md")
+    sample = names["digits"][:8]
+    assert torch.equal(names["back"].predict(sample), names["fleet"]["south"].predict(sample))
+    assert len(names["printed"].splitlines()) == 4
+
+
 def test_tutorial_compare() -> None:
     names = run(DOCS / "tutorial-compare.md")
     right = {name: _accuracy(logits, names["truth"]) for name, logits in names["logits"].items()}
