@@ -18,7 +18,7 @@ from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import choose_domains, normalise_name
 from dpl.streams import PROTOCOLS
 
-__all__ = ["ExperimentGrid", "FileLocations", "read_grid", "section_cells"]
+__all__ = ["ExperimentGrid", "FileLocations", "read_grid", "searched_settings", "section_cells"]
 
 
 @dataclass
@@ -194,7 +194,7 @@ def _domain_streams(section: Section, seed: int) -> Iterator[_Stream]:
 def _cell(section: Section, entry: MethodEntry, stream: _Stream, locations: FileLocations) -> Cell:
     names = _setting_names(entry.method)
     common = {name: value for name, value in section.settings.items() if name in names}
-    grid = _searched(section, entry, names)
+    grid = searched_settings(section, entry, names)
     choices = candidates(grid)
     built = []
     for values in choices:
@@ -204,7 +204,7 @@ def _cell(section: Section, entry: MethodEntry, stream: _Stream, locations: File
     return Cell(section.name, entry.label, stream.seed, tuple(built), stream.source, section.oracle and len(built) > 1)
 
 
-def _searched(section: Section, entry: MethodEntry, names: list[str]) -> dict[str, tuple[Any, ...]]:
+def searched_settings(section: Section, entry: MethodEntry, names: list[str]) -> dict[str, tuple[Any, ...]]:
     """Return what is searched for a method: its own grid, or the section's without what is fixed for it."""
     if section.selection is None or not entry.selection:
         return {}

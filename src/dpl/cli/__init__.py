@@ -25,6 +25,7 @@ COMMANDS = {
     "reproduce": "run a table of the paper and show it, measured beside reported",
     "corrupt": "make corrupted copies of clean images, as in CIFAR-10-C and ImageNet-C",
     "export": "write an adapted model as a plain one that needs no dpl",
+    "doctor": "check the environment, a model and its images; list why figures differ from a table's",
     "list": "list the methods, or the settings of one",
 }
 

@@ -29,11 +29,13 @@ __all__ = [
 ]
 
 
-def add_model_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup, adapting: bool = True) -> None:
+def add_model_arguments(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, adapting: bool = True, required: bool = True
+) -> None:
     """Declare the options of the model and, if `adapting`, of the method."""
     parser.add_argument(
         "--model",
-        required=True,
+        required=required,
         metavar="NAME_OR_FILE",
         help="network name (timm, torchvision/NAME, built-in or package.module:build), weight file, or folder written "
         "by dpl train",

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from dpl.core.errors import SettingError
 
-__all__ = ["channels_last", "check_layout", "rule_for", "timed_layout"]
+__all__ = ["SMALL_SIDE", "channels_last", "check_layout", "rule_for", "timed_layout"]
 
 _LAYOUTS = ("auto", "timed", "as_is", "channels_last")
-_SMALL_SIDE = 64  # pixels; below it the layout hardly matters
+SMALL_SIDE = 64  # pixels; below it the layout hardly matters
 _ROUNDS, _IMAGES = 3, 8  # of a measurement
 
 
@@ -37,7 +37,7 @@ def rule_for(module: nn.Module, images: Tensor) -> str:
 
     A network that its owner has already put into channels-last stays as it is.
     """
-    large = images.ndim == 4 and min(images.shape[2:]) >= _SMALL_SIDE
+    large = images.ndim == 4 and min(images.shape[2:]) >= SMALL_SIDE
     spatial = _spatial_weights(module)
     usual = bool(spatial) and all(weight.is_contiguous() for weight in spatial)
     return "channels_last" if large and usual else "as_is"

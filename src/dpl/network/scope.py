@@ -6,10 +6,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from dpl.core.errors import ModelError
 
-__all__ = ["SCOPES", "select_parameters"]
+__all__ = ["NORMS", "SCOPES", "select_parameters"]
 
 SCOPES = ("affine", "classifier", "features", "all")
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def select_parameters(
@@ -19,7 +19,7 @@ def select_parameters(
     head = set() if classifier is None else _below(module, [classifier])
     everything = {name for name, parameter in module.named_parameters() if parameter.is_floating_point()}
     chosen = {
-        "affine": _below(module, [name for name, layer in module.named_modules() if isinstance(layer, _NORMS)]),
+        "affine": _below(module, [name for name, layer in module.named_modules() if isinstance(layer, NORMS)]),
         "classifier": head,
         "features": everything - head,
         "all": everything,

@@ -1,0 +1,154 @@
+"""Checks of a model, its images and its method before adaptation. The caller's network is not changed."""
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dpl.backbones.normalise import PRESETS, Normalized
+from dpl.core.errors import ModelError
+from dpl.methods.base import Method
+from dpl.methods.dpl import PrototypeMethod
+from dpl.methods.settings import Settings
+from dpl.network.layout import SMALL_SIDE, rule_for
+from dpl.network.norm import parse_norm
+from dpl.network.scope import NORMS, SCOPES, select_parameters
+from dpl.network.split import find_classifier, logits_of, private_copy, watch_classifier
+from dpl.runs.costs import environment
+
+__all__ = ["Check", "describe_environment", "examine"]
+
+_USUAL_BATCH = 32  # images: the batch size of the paper's Table 1, also with batch statistics
+# The largest value that one normalisation makes of images in [0, 1]; a tenth more, for statistics of other data sets.
+_LARGEST = 1.1 * max(max(m, 1 - m) / s for mean, std in PRESETS.values() for m, s in zip(mean, std, strict=True))
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: what was found, and what to do about it: a problem makes results wrong, a warning may."""
+
+    name: str
+    found: str
+    problem: str = ""
+    warning: str = ""
+
+    @property
+    def status(self) -> str:
+        """The result in a word."""
+        return "problem" if self.problem else "warning" if self.warning else "ok"
+
+
+def describe_environment(keeps_memory: bool) -> dict[str, str | int]:
+    """Return versions, devices, threads, the allocator and the layout rule."""
+    gpus = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    return environment() | {
+        "devices": ", ".join(["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])]),
+        "allocator": f"freed memory is {'kept' if keeps_memory else 'returned to the system'}",
+        "layout": f"auto: channels_last for spatial convolutions on images from {SMALL_SIDE} pixels on, else as_is",
+    }
+
+
+def examine(
+    network: nn.Module, images: Tensor, kind: type[Method[Any]], settings: Settings, batch_size: int
+) -> list[Check]:
+    """Return all checks of a network on a few images, or on noise, for a method and its settings."""
+    network = private_copy(network).eval()
+    try:
+        checks = [*_one_pass(network, images), _classifier(network, images, kind.info.needs_classifier)]
+    except (RuntimeError, ValueError, AssertionError) as error:  # raised by the user's network
+        advice = "The network refused the images: check --size, the channels and the weights."
+        checks = [Check("forward pass", str(error).partition("\n")[0], advice)]
+    checks += [_norm_layers(network, kind.info.needs_norm), _statistics(network), _scopes(network, settings)]
+    return [*checks, _batch_size(kind, settings, batch_size), Check("layout", rule_for(network, images))]
+
+
+def _one_pass(network: nn.Module, images: Tensor) -> list[Check]:
+    """Check the logits, and the values that reach the first convolution or linear layer."""
+    seen: list[Tensor] = []
+    layers = [layer for layer in network.modules() if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))]
+    handles = [layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach())) for layer in layers]
+    try:
+        with torch.no_grad():
+            logits = logits_of(network(images))
+    finally:
+        for handle in handles:
+            handle.remove()
+    bad = int((~logits.isfinite()).any(dim=1).sum())
+    advice = "Look for NaN in weights and statistics, and for a type too small for the values." if bad else ""
+    inside = any(isinstance(layer, Normalized) for layer in network.modules())
+    found = f"finite for {len(logits) - bad} of {len(logits)} images, {logits.shape[1]} classes"
+    return [Check("logits", found, advice), _normalisation((seen or [images])[0], images, inside)]
+
+
+def _normalisation(values: Tensor, images: Tensor, inside: bool) -> Check:
+    """Judge the values at the first layer: normalised once, twice or not at all."""
+    low, high, problem, warning = float(values.min()), float(values.max()), "", ""
+    if images.min() >= 0 and images.max() > _LARGEST:
+        problem = "The images look like bytes: divide them by 255."
+    elif (inside and images.min() < 0) or max(-low, high) > _LARGEST:
+        problem = "The images look normalised twice: pass them in [0, 1] and normalise in one place."
+    elif low >= 0 and high <= 1:
+        warning = "The images are not normalised: do so inside the network, unless it was trained without."
+    layer = "with" if inside else "without"
+    found = f"{low:.2f} to {high:.2f}, mean {float(values.mean()):.2f} at the first layer; {layer} Normalized layer"
+    return Check("normalisation", found, problem, warning)
+
+
+def _classifier(network: nn.Module, images: Tensor, needed: bool) -> Check:
+    try:
+        name = watch_classifier(network, images, find_classifier(network))
+    except ModelError as error:
+        advice = "Choose a method that needs no linear classifier: see dpl list."
+        return Check("classifier", str(error), advice if needed else "", advice)
+    layer = network.get_submodule(name)
+    return Check("classifier", f"{name}: {layer.in_features} features, {layer.out_features} classes")
+
+
+def _norm_layers(network: nn.Module, needed: bool) -> Check:
+    layers = [layer for layer in network.modules() if isinstance(layer, NORMS)]
+    kinds = Counter(type(layer).__name__ for layer in layers)
+    found = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+    lacking = needed and not any(isinstance(layer, _BatchNorm) for layer in layers)
+    problem = "The method needs BatchNorm: choose another (dpl list)." if lacking else ""
+    return Check("norm layers", found, problem, "" if layers else "Do not use scope='affine': nothing would train.")
+
+
+def _statistics(network: nn.Module) -> Check:
+    """Look for running statistics that are broken, or that no training has estimated."""
+    layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
+    kept = [(x.running_mean, x.running_var) for x in layers if x.running_mean is not None and x.running_var is not None]
+    broken = sum(not ((mean + var).isfinite().all() and (var > 0).all()) for mean, var in kept)
+    unused = sum(not mean.any() and bool((var == 1).all()) for mean, var in kept)
+    found = f"{len(kept)} layers: {broken} not finite or without positive variance, {unused} still at 0 and 1"
+    problem = "Load the source weights again: the file may be damaged." if broken else ""
+    warning = "Load trained weights with their buffers, or use norm='batch'." if unused else ""
+    return Check("BatchNorm statistics", found, problem, warning)
+
+
+def _scopes(network: nn.Module, settings: Settings) -> Check:
+    """Count the parameters that train in each scope, with the method's `train_from`."""
+    counts = dict.fromkeys(SCOPES, 0)
+    for scope in SCOPES:
+        with contextlib.suppress(ModelError):  # nothing trains in this scope
+            classifier = find_classifier(network) if scope in ("classifier", "features") else None
+            chosen = select_parameters(network, scope, classifier, getattr(settings, "train_from", None))
+            counts[scope] = sum(parameter.numel() for parameter in chosen.values())
+    own = getattr(settings, "scope", "all")
+    problem = "" if counts[own] else f"scope={own!r} trains nothing here: choose another scope."
+    return Check("parameters that train", ", ".join(f"{scope} {n:,}" for scope, n in counts.items()), problem)
+
+
+def _batch_size(kind: type[Method[Any]], settings: Settings, batch_size: int) -> Check:
+    """Compare the batch size with what the method needs."""
+    least = max(kind.info.min_batch, 2 if issubclass(kind, PrototypeMethod) else 1)  # DPL compares classes of a batch
+    problem = f"The method needs {least} images in a batch to learn: send larger batches." if batch_size < least else ""
+    share = getattr(parse_norm(settings.norm, settings.norm_prior), "target_share", lambda count: 0.0)
+    noisy = batch_size < _USUAL_BATCH and share(batch_size) > 0.5
+    warning = (
+        f"Statistics of few images are noisy: send {_USUAL_BATCH} or more, or set norm='running'." if noisy else ""
+    )
+    return Check("batch size", f"{batch_size}, {kind.info.name} with norm={settings.norm!r}", problem, warning)
