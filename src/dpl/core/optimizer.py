@@ -38,20 +38,33 @@ class NamedOptimizer:
         self._factor: Tensor | float = 1.0  # of the learning rates, where the optimizer itself would have to read it
 
     def step(self, loss: Tensor, should_step: Tensor | None = None) -> Tensor | bool:
-        """Back-propagate and update, unless `should_step` is false; return whether it did.
+        """Back-propagate and update, unless `should_step` is false or float16 overflows; return whether it did.
 
         On a CPU the flag is read and the whole backward pass saved. Elsewhere reading it would make the
         device wait. There a caller's own optimizer alone has the flag read; others are called off on the device.
         """
-        if should_step is not None and (should_step.device.type == "cpu" or not self._named):
+        read = loss.device.type == "cpu" or not self._named
+        if read and should_step is not None:
             if not bool(should_step):
                 return False
             should_step = None
         for parameter in self.parameters.values():
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
+        kind = loss.device.type
+        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if autocast and torch.get_autocast_dtype(kind) == torch.float16:
+            finite = self.gradients_are_finite()
+            if read and not bool(finite):
+                return False  # the next step forgets the gradients
+            should_step = should_step if read else finite if should_step is None else should_step & finite
         self.apply(should_step)
         return True if should_step is None else should_step
+
+    def gradients_are_finite(self) -> Tensor:
+        """Return whether all are, as a flag on the device; the length of a gradient tells it in one pass."""
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        return torch.stack(torch._foreach_norm(gradients)).isfinite().all()
 
     def apply(self, should_step: Tensor | None = None) -> None:
         """Update by the gradients there are, unless a flag on the device is false; then forget them.

@@ -294,6 +294,7 @@ class GradientMethod(Method[G]):
         self.facts = {**facts, "updated": updated}
         if updated is False:  # known on the host
             reason = "too few samples to learn from" if self.settings.min_selected > 0 else objective.reason
+            reason = "the gradients are not finite" if bool(should_step) else reason
             self.facts["reason"] = reason if bool(finite) else "the loss is not finite"
 
     def require_source(self, source: Source | None, relative: str) -> Source:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpl.core.numerics import at_least_float32
 from dpl.core.random import Random
 from dpl.core.settings import setting
 from dpl.memory import update_class_memory
@@ -147,7 +148,7 @@ class DPLTerm(PrototypeTerm[DPLSettings]):
         self.memory = self._first_memory()
 
     def _first_memory(self) -> Tensor:
-        w = self.network.prototypes.detach()
+        w = at_least_float32(self.network.prototypes.detach())
         return F.normalize(w, dim=1) if self.settings.memory == "directions" else w.clone()
 
 

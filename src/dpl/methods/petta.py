@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpl.core.errors import SettingError
+from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
 from dpl.memory import update_class_memory
 from dpl.memory.bank import occupied_by_age
@@ -81,7 +82,7 @@ class PeTTA(RoTTA):
     def __init__(self, network: Network, settings: PeTTASettings) -> None:
         super().__init__(network, settings)
         self.declare_part("anchor", Teacher(network, rule=RunningStatistics()))  # never follows: the source model
-        zeros = torch.zeros_like(network.prototypes)
+        zeros = torch.zeros_like(at_least_float32(network.prototypes))
         unknown = torch.zeros(network.classes, dtype=torch.bool, device=network.device)
         self.declare(source_mean=zeros, source_variance=zeros.clone(), means=zeros.clone(), known=unknown)
 

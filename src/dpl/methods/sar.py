@@ -126,7 +126,7 @@ class SAR(GradientMethod[SARSettings]):
         should_step = second.value.detach().isfinite() & first.isfinite()
         if second.should_step is not None and self.settings.authors == "no":
             should_step = should_step & second.should_step
-        return should_step
+        return should_step & self.optimizer.gradients_are_finite()
 
     def _followed(self, loss: Tensor, selected: Tensor) -> tuple[Tensor, Tensor]:
         """Return the average with this loss, and whether the average is too low after the batch."""

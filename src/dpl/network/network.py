@@ -110,6 +110,7 @@ class Network:
         inputs: dict[Any, tuple[Tensor, ...]] = {}  # of the classifier
         hook = self._classifier and self._classifier.register_forward_pre_hook(inputs.__setitem__)
         try:
+            torch.clear_autocast_cache()  # it keeps weights as they were, and those of a pass without a graph
             output = self.module(images)
         finally:
             if hook:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dpl.core.numerics import variance_and_mean
+from dpl.core.numerics import at_least_float32, variance_and_mean
 from dpl.core.random import Random
 from dpl.core.state import Stateful
 from dpl.network.norm import (
@@ -40,7 +40,8 @@ class StreamRule(Stateful):
         means = [layer.running_mean for layer in layers if layer.running_mean is not None]
         variances = [layer.running_var for layer in layers if layer.running_var is not None]
         empty = [torch.zeros(0, device=random.device)]
-        self.start(torch.cat(means or empty), torch.cat(variances or empty), random)
+        mean, variance = (at_least_float32(torch.cat(each or empty)) for each in (means, variances))
+        self.start(mean, variance, random)
 
     def start(self, mean: Tensor, variance: Tensor, random: Random) -> None:
         """Declare the memory, given the source statistics of all layers [channels]."""

@@ -138,4 +138,4 @@ def restyle(content: Tensor, mean: Tensor, deviation: Tensor, eps: float = 1e-6,
     """Eq. 10 with the style's statistics given."""
     own_mean, own_deviation = style_statistics(content, eps, detach=detach)
     scale = deviation / own_deviation  # one scale and shift for each channel: a single pass over the maps
-    return torch.addcmul(mean - own_mean * scale, content, scale)
+    return torch.addcmul(mean - own_mean * scale, content, scale).to(content.dtype)
