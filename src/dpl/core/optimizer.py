@@ -43,7 +43,8 @@ class NamedOptimizer:
         On a CPU the flag is read and the whole backward pass saved. Elsewhere reading it would make the
         device wait. There a caller's own optimizer alone has the flag read; others are called off on the device.
         """
-        read = loss.device.type == "cpu" or not self._named
+        place = loss.device if should_step is None else should_step.device
+        read = place.type == "cpu" or not self._named
         if read and should_step is not None:
             if not bool(should_step):
                 return False
