@@ -151,6 +151,6 @@ def alarms(method: str, shift: str, batches: int, size: int = 16) -> dict[str, A
     guarded, plain = adapted(method), adapted(method, guard=False)
     on, off = run(guarded, stream).accuracy, run(plain, stream, strict=False).accuracy
     counts = guarded.guard.counts if guarded.guard is not None else {}
-    false = sum(counts[action] for action in ("pause", "roll_back", "reset", "freeze"))
-    facts = {"batches": batches, "false_alarms": false, "suspicions": counts["suspect"], "on": on, "off": off}
+    false = counts["freeze"]
+    facts = {"batches": batches, "false_alarms": false, "on": on, "off": off}
     return facts | {"passed": false <= batches / 1000 and on >= off - 0.5}

@@ -4,7 +4,8 @@ import dataclasses
 import re
 from pathlib import Path
 
-from dpl.guard import ComparisonResult, GuardSettings
+from dpl.estimate import Comparison
+from dpl.guard import GuardSettings
 from dpl.guard.events import ACTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "guard.md").read_text()
@@ -19,7 +20,7 @@ def test_every_setting_is_there_with_its_default_and_meaning() -> None:
 
 
 def test_every_action_and_every_signal_is_explained() -> None:
-    signals = {field.name for field in dataclasses.fields(ComparisonResult)} | {"drift", "selected"}
+    signals = {field.name for field in dataclasses.fields(Comparison)} | {"drift", "lost", "selected"}
     settings = {field.name for field in dataclasses.fields(GuardSettings)}
     assert signals | settings | set(ACTIONS) == NAMES
     assert not re.findall(r"^\| `\w+` \|\s*\|$", PAGE, re.MULTILINE), "a meaning is missing"

@@ -98,14 +98,13 @@ def test_the_model_never_sees_useless_images() -> None:
     assert model.guard.counts["not_learnt"] == 12
 
 
-def test_a_batch_with_hardly_a_useful_image_changes_nothing() -> None:
+def test_a_batch_without_a_useful_image_changes_nothing() -> None:
     model = dpl.adapt(network(), "tent", guard=True)
     before = {key: value for key, value in model.state_dict().items() if not key.startswith("guard.")}
-    batch = images(16)
-    batch[3:] = 0.5
+    batch = torch.full((16, 3, 8, 8), 0.5)
     with torch.no_grad():
         assert torch.allclose(model(batch), network().eval()(batch), atol=1e-6)
     assert model.last["guard"]["answered_by"] == "source"
-    assert "too few useful images" in model.last["reason"]
+    assert "no useful image" in model.last["reason"]
     after = model.state_dict()
     assert all(torch.equal(value, after[key]) for key, value in before.items())

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 import dpl
-from dpl.guard.state_copy import StateBuffer
 
 
 class Unusual(nn.Module):
@@ -50,17 +49,3 @@ def test_an_undone_step_leaves_every_bit_of_an_unusual_network() -> None:
     after = model.model.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert not torch.equal(before["mix.weight"], Unusual().state_dict()["mix.weight"]), "nothing had been learnt"
-
-
-def test_what_is_copied_has_the_names_and_values_of_the_whole_state() -> None:
-    """Buffers, weights that train and the optimizer's moments, of which there are none before the first step."""
-    model, buffer = dpl.adapt(Unusual().eval(), "pl", guard=True, confidence=0.0, layout="as_is"), StateBuffer()
-    places = []
-    for i in range(4):
-        buffer.copy(model._confirm(images(i)))
-        state, copied = model.state_dict(), buffer.state()
-        assert all(torch.equal(state[name], value) for name, value in copied.items())
-        assert any(name.endswith("/exp_avg") for name in copied) is (i > 0)
-        places.append([value.data_ptr() for name, value in copied.items() if name.startswith("model.")])
-        model(images(i))
-    assert places[1] == places[2] == places[3], "the memory is used again"

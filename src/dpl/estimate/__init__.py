@@ -1,11 +1,13 @@
 """How accurate the model is now, without labels: `model.estimate()`.
 
-`signals` has the estimate itself, on logits; `home` what labelled source data show; `watch` looks at a stream. It knows
-predictions and states, and must not know a particular method, nor act on what it finds: that is the guard's.
+`signals` has the estimate itself, on logits; `difference` says which model is better without labelled data; `home` what
+labelled source data show; `watch` looks at a stream. It knows predictions and states, and must not know a particular
+method, nor act on what it finds: that is the guard's.
 """
 
+from dpl.estimate.difference import Comparison
 from dpl.estimate.result import Estimate, nothing_watched
 from dpl.estimate.settings import EstimateSettings, estimate_settings
 from dpl.estimate.watch import Watch
 
-__all__ = ["Estimate", "EstimateSettings", "Watch", "estimate_settings", "nothing_watched"]
+__all__ = ["Comparison", "Estimate", "EstimateSettings", "Watch", "estimate_settings", "nothing_watched"]

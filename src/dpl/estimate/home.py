@@ -36,7 +36,17 @@ class Home(Stateful):
 
     def __init__(self) -> None:
         super().__init__()
-        self.declare(rows=0, accuracy=0.0, firmness=0.0, temperature=1.0, error=0.0, window=0, balance=None)
+        self.declare(
+            rows=0,
+            accuracy=0.0,
+            firmness=0.0,
+            adapted_accuracy=0.0,
+            adapted_firmness=0.0,
+            temperature=1.0,
+            error=0.0,
+            window=0,
+            balance=None,
+        )
 
     @property
     def known(self) -> bool:
@@ -44,11 +54,9 @@ class Home(Stateful):
         return self.rows > 0
 
     def signals(self) -> Signals:
-        """Return what the estimate needs of it."""
-        offset = 0.0
-        if self.known:
-            offset = bounded_probit(self.accuracy, self.rows) - bounded_probit(self.firmness, self.rows)
-        return Signals(offset, self.temperature if self.known else None, self.balance)
+        """Return what the estimate needs of it; there must have been labelled data."""
+        offset = bounded_probit(self.accuracy, self.rows) - bounded_probit(self.firmness, self.rows)
+        return Signals(offset, self.temperature, self.balance)  # type: ignore[arg-type]
 
     def interval(self, accuracy: float, rows: int) -> tuple[float, float]:
         """Return the 90 % interval: conformal in probits, wider where fewer images were seen than in calibration."""

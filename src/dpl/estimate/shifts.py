@@ -44,16 +44,16 @@ def shrunk(images: Tensor) -> Tensor:
 
 
 def beside_others(images: Tensor) -> Tensor:
-    """Return a batch whose first rows are the shrunk images, followed by images of the same kind with other content.
+    """Return a batch whose first rows are the shrunk images, followed by as many images with other content.
 
-    The others are rotated copies and rotated negatives, so they carry the same shift. A prediction that rests on the
-    image stays; one that rests on a batch of a single class, whose statistics magnify small differences, does not.
+    The others are the images rotated, with their quarters exchanged, so they carry the same shift. A prediction that
+    rests on the image stays; one that rests on a batch of a single class, whose statistics magnify small differences,
+    does not. Inputs that are not images are mirrored about their mean instead.
     """
-    within = [dim for dim in range(images.ndim) if dim != 1]
-    negatives = images.amax(dim=within, keepdim=True) + images.amin(dim=within, keepdim=True) - images
     if images.ndim != 4:
-        return torch.cat([shrunk(images), negatives])
-    others = torch.cat([images[::2].rot90(1, (2, 3)), negatives[1::2].rot90(3, (2, 3))])
+        return torch.cat([shrunk(images), 2 * images.mean(dim=0) - images])
+    exchanged = images.roll((images.shape[2] // 2, images.shape[3] // 2), dims=(2, 3))
+    others = torch.cat([exchanged[::2].rot90(1, (2, 3)), exchanged[1::2].rot90(3, (2, 3))])
     if others.shape[2:] != images.shape[2:]:
         others = F.interpolate(others, size=images.shape[2:], mode="bilinear")
     return torch.cat([shrunk(images), others])

@@ -8,9 +8,6 @@ firmness    Phi(Phi^-1(c) - Phi^-1(c at home) + Phi^-1(accuracy at home)), c the
 transport   the mean probability under the best assignment of rows to classes with the expected balance; the larger one
             for two balances: the source data's, and the other model's mean probabilities
 anchor      accuracy at home minus what the present weights have lost on labelled source images; adapted model only
-
-Without labelled data the first has no offset, the third is left out, and the temperature of the second is the one at
-which both agree for the adapted model. The difference between the models is still meaningful then, the level is not.
 """
 
 from dataclasses import dataclass
@@ -25,16 +22,15 @@ from dpl.estimate.transport import assigned_probability
 __all__ = ["Accuracies", "Signals", "Window", "accuracies", "bounded_probit", "share_of", "source_accuracy"]
 
 _NORMAL = NormalDist()
-_TEMPERATURES = torch.tensor([1.0, 1.2, 1.5, 1.8, 2.2, 2.7, 3.3, 4.0])
 _SAME = 3.0  # logits whose scales differ by less than this factor are taken as they are
 
 
 class Signals(NamedTuple):
     """What labelled source data say: the offset of firmness in probits, the temperature, the class balance."""
 
-    offset: float = 0.0
-    temperature: float | None = None  # None: found from the window itself
-    balance: Tensor | None = None
+    offset: float
+    temperature: float
+    balance: Tensor
 
 
 @dataclass(frozen=True)
@@ -79,34 +75,29 @@ def accuracies(window: Window, home: Signals, anchor: float = 1.0) -> Accuracies
     agree = window.source.argmax(dim=1) == window.adapted.argmax(dim=1)
     logits = torch.stack([window.source, _same_scale(window.adapted, window.source, agree)]).double()
     shares = torch.stack([window.source_firm, window.adapted_firm, agree]).double().mean(dim=1).tolist()
-    firm = [_firmness(share, len(window), home) for share in shares[:2]]
-    if home.temperature is not None:
-        transport = _transport(logits, torch.tensor([home.temperature]), home.balance)[0]
-    else:  # the temperature at which the adapted model's probabilities are as high as its predictions are firm
-        tried = _transport(logits, _TEMPERATURES, home.balance)
-        transport = tried[(tried[:, 1] - firm[1]).abs().argmin()]
+    firm = [_firmness(share, len(window), home.offset) for share in shares[:2]]
+    transport = _transport(logits / home.temperature, home.balance)
     source, adapted = (min(both) for both in zip(firm, transport.tolist(), strict=True))
     return Accuracies(min(adapted, anchor), source, shares[2])
 
 
-def _transport(logits: Tensor, temperatures: Tensor, balance: Tensor | None) -> Tensor:
-    """Return the transport signal of both models at each temperature [t, 2] for logits [2, n, C]."""
-    p = (logits / temperatures.to(logits)[:, None, None, None]).softmax(dim=3)
-    expected = torch.full_like(p[0, 0, 0], 1 / p.shape[3]) if balance is None else balance.to(p)
-    others = p.mean(dim=2).flip(1)  # the other model's mean probabilities
-    balances = torch.stack([expected.expand_as(others), others], dim=2)
-    return assigned_probability(p[:, :, None].expand(-1, -1, 2, -1, -1), balances).amax(dim=2)
+def _transport(logits: Tensor, balance: Tensor) -> Tensor:
+    """Return the transport signal of both models [2] for logits [2, n, C]."""
+    p = logits.softmax(dim=2)
+    others = p.mean(dim=1).flip(0)  # the other model's mean probabilities
+    balances = torch.stack([balance.to(p).expand_as(others), others], dim=1)
+    return assigned_probability(p[:, None].expand(-1, 2, -1, -1), balances).amax(dim=1)
 
 
 def source_accuracy(logits: Tensor, firm: Tensor, home: Signals) -> float:
     """Estimate the source model's accuracy on one window from itself alone."""
-    p = (logits.double() / (home.temperature or 1.0)).softmax(dim=1)
-    expected = torch.full_like(p[0], 1 / p.shape[1]) if home.balance is None else home.balance.to(p)
-    return min(_firmness(float(firm.double().mean()), len(p), home), float(assigned_probability(p, expected)))
+    p = (logits.double() / home.temperature).softmax(dim=1)
+    of_firm = _firmness(float(firm.double().mean()), len(p), home.offset)
+    return min(of_firm, float(assigned_probability(p, home.balance.to(p))))
 
 
-def _firmness(share: float, rows: int, home: Signals) -> float:
-    return share_of(bounded_probit(share, rows) + home.offset)
+def _firmness(share: float, rows: int, offset: float) -> float:
+    return share_of(bounded_probit(share, rows) + offset)
 
 
 def _same_scale(adapted: Tensor, source: Tensor, agree: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Look at some batches of a stream with both models and estimate accuracy from what was seen.
+"""Look at some batches of a stream with both models, for the estimate of accuracy and for the guard.
 
 A look costs two passes of the frozen source network (images, shrunk images) and one or two of the adapted model
 (shrunk images, beside others if images influence each other). Looks are paid from a credit that grows with every
@@ -6,12 +6,14 @@ batch, so that on average they take a set share of the time of adaptation. A fre
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
+from dpl.estimate.difference import Comparison, compare
 from dpl.estimate.home import Home
 from dpl.estimate.result import BETTER, UNSURE, WORSE, Estimate
 from dpl.estimate.settings import EstimateSettings
@@ -56,8 +58,9 @@ class Watch(Stateful):
         home = {f"home.{key}": value for key, value in self.home.state().items()}
         self.restore(self._origin | home)
 
-    def calibrate(self, batches: Iterable[tuple[Tensor, Tensor]], device: torch.device, measure: bool = True) -> None:
+    def calibrate(self, batches: Iterable[tuple[Tensor, Tensor]], state: ModelState, measure: bool = True) -> None:
         """Measure the source model on labelled source data (unless a snapshot has that), and keep some as anchors."""
+        device = state.network.device
         kept = [(images.to(device), labels.to(device)) for images, labels in batches]
         if measure:
             self.home.measure(self.source, kept)
@@ -66,33 +69,41 @@ class Watch(Stateful):
         if len(images):
             self._anchors = images, labels, int((self.source(images).argmax(dim=1) == labels).sum())
 
+    def _is_firm(self, state: ModelState, images: Tensor, predicted: Tensor) -> Tensor:
+        """Return which predictions of the adapted model stay when images are shrunk, and other images join them."""
+        alone = state.network.samples_are_independent
+        again = state.method.predict(shrunk(images) if alone else beside_others(images))[: len(images)]
+        return again.argmax(dim=1) == predicted
+
     @torch.no_grad()
     def source(self, images: Tensor) -> Tensor:
         """Return the logits of the frozen source model."""
         return logits_of(self._source(images))
 
-    def observe(
-        self, state: ModelState, images: Tensor, adapted: Tensor, *, closely: bool = False, source: Tensor | None = None
-    ) -> bool:
-        """Count a batch and look at it if there is credit, if the model is fresh, or `closely`; return whether."""
+    def observe(self, state: ModelState, images: Tensor, adapted: Tensor) -> None:
+        """Count a batch and look at it if that is due."""
+        if self.is_due(state, images):
+            self.look(state, images, adapted)
+
+    def is_due(self, state: ModelState, images: Tensor, *, closely: bool = False, spare: float = 0.0) -> bool:
+        """Count a batch; say whether to look at it: there is credit, the model is fresh, or `closely`.
+
+        `spare` is what else may be spent on an image, in forward passes.
+        """
         step = _STEP if state.method.optimizers else 1.0
-        self.credit += self.settings.share * step * len(images)
+        self.credit += (self.settings.share * step + spare) * len(images)
         price = len(images) * (3.0 if state.network.samples_are_independent else 4.0)
         if not closely and self.credit < price and self.rows >= _FRESH:
             return False
         self.credit -= price
-        self.look(state, images, adapted, source)
         return True
 
     @torch.no_grad()
     def look(self, state: ModelState, images: Tensor, adapted: Tensor, source: Tensor | None = None) -> None:
         """Add a batch to the window."""
         source = self.source(images) if source is None else source
-        again = self.source(shrunk(images))
-        alone = state.network.samples_are_independent
-        beside = state.method.predict(shrunk(images) if alone else beside_others(images))[: len(images)]
-        predicted = source.argmax(dim=1), adapted.argmax(dim=1)
-        self._add(source, adapted, predicted[0] == again.argmax(dim=1), predicted[1] == beside.argmax(dim=1))
+        source_firm = source.argmax(dim=1) == self.source(shrunk(images)).argmax(dim=1)
+        self._add(source, adapted, source_firm, self._is_firm(state, images, adapted.argmax(dim=1)))
         if self._anchors is not None and self.looks % _ANCHOR_EVERY == 0:
             self._ask_anchors(state)
         self.looks += 1
@@ -118,22 +129,28 @@ class Watch(Stateful):
         """How many images the window has."""
         return 0 if self.source_logits is None else len(self.source_logits)
 
-    def latest_source(self, rows: int) -> Tensor:
-        """Return the source model's logits for the last images looked at."""
-        return self.source_logits[-rows:].clone()  # type: ignore[index]
-
     def clear(self) -> None:
         """Forget the window: the model was replaced."""
         self.source_logits = self.adapted_logits = self.source_firm = self.adapted_firm = self._found = None
         self.anchor = 1.0
 
-    def accuracies(self, rows: int | None = None) -> Accuracies:
-        """Return both estimated accuracies over the window, or over its last rows."""
-        window = Window(self.source_logits, self.adapted_logits, self.source_firm, self.adapted_firm)  # type: ignore[arg-type]
-        if rows is not None:
-            return accuracies(window.last(rows), self.home.signals(), self.anchor)
+    @property
+    def window(self) -> Window:
+        """The logits of both models for the images looked at last."""
+        return Window(self.source_logits, self.adapted_logits, self.source_firm, self.adapted_firm)  # type: ignore[arg-type]
+
+    def compare(self, rows: int, memory: int) -> Comparison:
+        """Compare both models on the last rows, also by labelled source data if there are any."""
+        found = compare(self.window, rows, memory, self.settings.balance)
+        if not self.home.known:
+            return found
+        both = accuracies(self.window.last(max(rows, memory)), self.home.signals(), self.anchor)
+        return replace(found, calibrated=both.difference)
+
+    def accuracies(self) -> Accuracies:
+        """Return both estimated accuracies over the window; needs labelled source data."""
         if self._found is None:
-            self._found = accuracies(window, self.home.signals(), self.anchor)
+            self._found = accuracies(self.window, self.home.signals(), self.anchor)
         return self._found
 
     def estimate(self) -> Estimate:
@@ -141,21 +158,22 @@ class Watch(Stateful):
         if self.rows < _FEWEST:
             reason = f"{self.rows} images were looked at; at least {_FEWEST} are needed"
             return Estimate(None, None, None, None, self.rows, None, UNSURE, reason)
-        found = self.accuracies()
-        verdict, reason = self._verdict(found)
         if not self.home.known:
+            verdict, reason = self._verdict(self.compare(self.rows, self.rows).difference)
             reason += "; no percentage without labelled source data (calibrate=)"
             return Estimate(None, None, None, None, self.rows, None, verdict, reason)
+        found = self.accuracies()
+        verdict, reason = self._verdict(found.difference)
         accuracy, source = found.shown
         low, high = self.home.interval(accuracy, self.rows)
         difference = 100 * (accuracy - source)
         return Estimate(100 * accuracy, 100 * low, 100 * high, 100 * source, self.rows, difference, verdict, reason)
 
-    def _verdict(self, found: Accuracies) -> tuple[str, str]:
-        points = f"an estimated difference of {100 * found.difference:+.1f} points over {self.rows} images"
-        if abs(found.difference) < self.settings.margin:
+    def _verdict(self, difference: float) -> tuple[str, str]:
+        points = f"an estimated difference of {100 * difference:+.1f} points over {self.rows} images"
+        if abs(difference) < self.settings.margin:
             return UNSURE, f"{points} is too small to tell"
-        return (BETTER if found.difference > 0 else WORSE), points
+        return (BETTER if difference > 0 else WORSE), points
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything to a copy of `state`."""

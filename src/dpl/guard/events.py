@@ -6,14 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dpl.core.state import Stateful
-from dpl.guard.comparison import ComparisonResult
+from dpl.estimate import Comparison
 
 __all__ = ["ACTIONS", "EventLog", "GuardEvent"]
 
-ACTIONS = (
-    *("set_aside", "not_learnt", "undo", "trial_started", "trial_passed", "pause", "resume", "discard"),
-    *("suspect", "roll_back", "reset", "freeze", "unfreeze"),
-)
+ACTIONS = {
+    "set_aside": "an image has a value that is not finite or too large: excluded, the others are predicted without it",
+    "not_learnt": "a constant frame or a further copy of an image: the source model predicts it, nothing is learned",
+    "undo": "logits, loss or weights are not finite after the update: the state before it is restored",
+    "freeze": "adaptation has cost too many predictions: the source model predicts, and the state is put back",
+    "unfreeze": "the adapted model is better again, or has waited long enough: it predicts and adapts",
+}
 _ALARMS = ("freeze",)
 _log = logging.getLogger("dpl.guard")
 
@@ -25,7 +28,7 @@ class GuardEvent:
     batch: int  # counted from 1
     action: str  # one of ACTIONS
     reason: str
-    signals: ComparisonResult | None = None
+    signals: Comparison | None = None
 
     @property
     def alarm(self) -> bool:
@@ -44,7 +47,7 @@ class EventLog(Stateful):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each action was taken: images for `set_aside`, batches for the others."""
+        """How often each action was taken: images for `set_aside` and `not_learnt`, batches for the others."""
         return {action: getattr(self, action) for action in ACTIONS}
 
     def record(self, event: GuardEvent, times: int = 1) -> None:

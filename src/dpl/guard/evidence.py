@@ -1,90 +1,70 @@
-"""A sequential test on the estimated difference between the models: bets that pay where one is better.
+"""What speaks against the adapted model, and for it: two sums of estimated predictions, lost and gained.
 
-Each image is worth 1, 0 or -1 answers, and only images with different predictions can be worth anything. For a mean d
-and a share v of such images, a bet of size b on "worse by more than the allowance" multiplies its wealth by
-exp(b (-d - allowance) - v (e^b - 1 - b)) for each image. If adaptation costs no more than the allowance, the expected
-wealth does not grow (Bennett's inequality), so the mean wealth reaches 1/a with a probability of at most a (Ville's
-inequality). It restarts at 1, as in CUSUM: then 1/a is the mean number of looks to a false alarm (Lorden). This holds
-as far as the estimate of d has no bias.
+Each look adds the estimated difference of its images, less an allowance, and no sum falls below zero (CUSUM). So one
+bad batch of many images is enough to act, and so are many batches that each lose a little. After a freeze the model has
+to gain as much as it had lost, each further freeze doubles that, and the state is trusted less.
 """
 
-import math
-
-import torch
-from torch import Tensor
-
 from dpl.core.state import Stateful
-from dpl.estimate.signals import Accuracies
+from dpl.estimate import Comparison
+from dpl.guard.settings import GuardSettings
 
-__all__ = ["EstimateTest", "Evidence"]
+__all__ = ["Evidence"]
 
-_BETS = (0.05, 0.2, 0.6)  # small bets find small differences slowly, large ones large differences at once
-_SOME = 0.3  # nats
-_DOUBLINGS = 6
+_MOST_DOUBLINGS = 6
 
 
 class Evidence(Stateful):
-    """Log-wealth of bets on one side."""
+    """Decides when the source model predicts instead of the adapted one."""
 
-    wealth: Tensor  # [bets], in nats, never below 0
+    lost: float  # estimated predictions
+    gained: float
+    frozen: int
+    freezes: int  # that are remembered
+    rows: int  # images since the last change between the models
 
-    def __init__(self, allowance: float, most: float) -> None:
+    def __init__(self, settings: GuardSettings) -> None:
         super().__init__()
-        self.allowance, self.most = allowance, most
-        self.declare(wealth=torch.zeros(len(_BETS), dtype=torch.float64))
+        self.settings = settings
+        self.declare(lost=0.0, gained=0.0, frozen=0, freezes=0, rows=0)
 
-    def add(self, worse: float, disagreement: float, rows: int) -> None:
-        """Bet on so many images that are worse by this much on average."""
-        bets = torch.tensor(_BETS, dtype=torch.float64)
-        risk = max(disagreement, abs(worse), 1 / rows) * (bets.exp() - 1 - bets)
-        self.wealth = (self.wealth + rows * (bets * (worse - self.allowance) - risk)).clamp(0, self.most)
+    def count(self, rows: int) -> None:
+        """Count the images of a batch; forget freezes that are long ago."""
+        self.rows += rows
+        if not self.frozen and self.rows >= self.settings.forget_after:
+            self.freezes = 0
 
-    @property
-    def nats(self) -> float:
-        """The evidence: log of the mean wealth."""
-        return float(self.wealth.logsumexp(0)) - math.log(len(_BETS))
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.wealth = torch.zeros_like(self.wealth)
-
-    def move(self, transfer: object) -> None:
-        """Stay on the host."""
-
-
-class EstimateTest(Stateful):
-    """Whether the estimate shows that the adapted model is worse, or better, than the source model."""
-
-    harm: Evidence
-    gain: Evidence
-
-    def __init__(self, allowance: float, false_alarm: float) -> None:
-        super().__init__()
-        self.alarm = -math.log(false_alarm)
-        self.declare_part("harm", Evidence(allowance, 2 * self.alarm))
-        self.declare_part("gain", Evidence(0.0, self.alarm * 2 ** (_DOUBLINGS + 1)))
-
-    def add(self, found: Accuracies, rows: int) -> None:
-        """Add a look at so many images."""
-        self.harm.add(-found.difference, 1 - found.agreement, rows)
-        self.gain.add(found.difference, 1 - found.agreement, rows)
+    def add(self, found: Comparison) -> None:
+        """Add a look."""
+        at_most, at_least = (found.difference + sign * self.settings.allowance for sign in (1, -1))
+        if found.calibrated is not None:  # labelled source data say more, and can only add doubt
+            at_most, at_least = min(at_most, found.calibrated), min(at_least, found.calibrated)
+        self.lost = min(self.settings.limit, max(0.0, self.lost - found.rows * at_most))
+        self.gained = max(0.0, self.gained + found.rows * at_least)
 
     @property
-    def is_worse(self) -> bool:
-        """Say whether adaptation does harm."""
-        return self.harm.nats >= self.alarm
+    def shows_harm(self) -> bool:
+        """Say whether to freeze."""
+        return self.lost >= self.settings.limit
 
-    def shows_gain(self, failures: int) -> bool:
-        """Say whether adaptation helps; every failure before doubles the evidence that is needed."""
-        doublings = min(max(failures - 1, 0), _DOUBLINGS)
-        return self.gain.nats >= self.alarm * float(2**doublings)
+    def shows_gain(self, found: Comparison) -> bool:
+        """Say whether the state is worth keeping: it has gained, also in the latest look, and lost nothing."""
+        latest = found.difference > self.settings.allowance
+        return latest and self.gained >= self.settings.limit and self.lost == 0
 
     @property
-    def is_open(self) -> bool:
-        """Say whether some evidence speaks for harm: then every batch should be looked at."""
-        return self.harm.nats > _SOME
+    def is_suspicious(self) -> bool:
+        """Say whether to look closely."""
+        return self.lost > self.settings.limit / 2
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self.harm.clear()
-        self.gain.clear()
+    @property
+    def shows_recovery(self) -> bool:
+        """Say whether to unfreeze: a clear gain, or a long wait and nothing suspicious."""
+        factor = 2 ** min(self.freezes - 1, _MOST_DOUBLINGS)
+        waited = self.rows >= factor * self.settings.freeze_rows
+        return self.gained >= factor * self.settings.limit or (waited and not self.is_suspicious)
+
+    def switch(self, frozen: bool) -> None:
+        """Let the other model predict."""
+        self.frozen, self.lost, self.gained, self.rows = int(frozen), 0.0, 0.0, 0
+        self.freezes += int(frozen)

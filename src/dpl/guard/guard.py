@@ -1,12 +1,11 @@
 """The guard stands between the images and an adapting model; where that is safer, the source model predicts.
 
-For every batch, invalid images are excluded, and a step after which something is not finite is undone. Every few
-batches, some images are also predicted by a frozen copy of the source network. If adaptation loses predictions against
-it (dpl.guard.comparison), the guard escalates (dpl.guard.policy): back to the last healthy state, back to the source
-model, or a freeze, in which the source model predicts until a later trial. The guard knows states and predictions, but
-no method.
+For every batch, invalid images are excluded, and a step after which something is not finite is undone. Some batches are
+also predicted by the frozen source network and compared without labels (dpl.estimate.difference). If adaptation has
+cost too many predictions, the guard freezes it: the state is put back and the source model predicts, until the adapted
+model is better again (dpl.guard.evidence). The guard knows states and predictions, but no method.
 
-Memory: one copy of the source weights, and two of what adaptation changes (before the step; last healthy).
+Memory: one copy of the source weights, and two of what adaptation changes (before the step; last good one).
 """
 
 import contextlib
@@ -17,14 +16,12 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpl.core.state import Stateful
-from dpl.estimate import Watch
-from dpl.guard.batch_dependence import stable_in_larger_batch
-from dpl.guard.comparison import ComparisonResult, SourceComparison
+from dpl.estimate import Comparison, Watch
 from dpl.guard.events import EventLog, GuardEvent
-from dpl.guard.evidence import EstimateTest
+from dpl.guard.evidence import Evidence
 from dpl.guard.inputs import (
     NoFiniteAnswer,
     RowCheck,
@@ -34,41 +31,31 @@ from dpl.guard.inputs import (
     split_useless,
     without_refused,
 )
-from dpl.guard.policy import FREEZE, REASONS, ROLL_BACK, SMALL_BATCH, TRIAL_ROWS, EscalationPolicy, SmallBatchTrial
 from dpl.guard.settings import GuardSettings
-from dpl.guard.state_copy import SavedState, StateBuffer, all_finite, is_finite_after_step, relative_change
+from dpl.guard.state_copy import SavedState, all_finite, is_finite_after_step, relative_change
 from dpl.methods.model_state import ModelState, State
-from dpl.network.split import logits_of, private_copy
 
 __all__ = ["Guard"]
 
-_FRESH = 128  # images that are all compared after a start, a reset or an unfreeze
-_RECENT = 128  # images over which the estimated difference is tested, at least those of the batch
-_SAVE_EVERY = 16  # batches between copies of a healthy state
 _NOT_FINITE = "the source model's output is not finite"
+_FROZEN = "frozen: the source model predicts"
 
 
 class Guard(Stateful):
     """Watches one adapting model; made by `dpl.adapt(..., guard=True)` and found at `model.guard`."""
 
     batches: int
-    rows_compared: int  # since the last (re)start
-    batches_since_comparison: int
-    batches_since_save: int  # of a healthy state
-    trial_regret: float  # estimated predictions lost in a trial after a freeze
+    usual_disagreement: float  # share of glanced images on which the models differ
+    glanced: float  # images in that share
 
-    def __init__(self, settings: GuardSettings, model: nn.Module, watch: Watch | None = None) -> None:
+    def __init__(self, settings: GuardSettings, watch: Watch) -> None:
         super().__init__()
-        self.settings, self._watch = settings, watch
-        self._source = private_copy(model).eval().requires_grad_(False)
-        self.declare(batches=0, rows_compared=0, batches_since_comparison=0, batches_since_save=0, trial_regret=0.0)
-        self.rows, self.comparison = RowCheck(settings), SourceComparison(settings)
-        self.policy, self.small_batch_trial = EscalationPolicy(settings), SmallBatchTrial()
-        self.estimate_test = EstimateTest(settings.estimated_loss, settings.false_alarm)
-        self.event_log, self.healthy = EventLog(settings.log), SavedState()
-        for name in ("rows", "comparison", "policy", "small_batch_trial", "estimate_test", "event_log", "healthy"):
+        self.settings, self.watch = settings, watch
+        self.declare(batches=0, usual_disagreement=0.0, glanced=0.0)
+        self.rows, self.evidence = RowCheck(settings), Evidence(settings)
+        self.event_log, self.good = EventLog(settings.log), SavedState()
+        for name in ("rows", "evidence", "event_log", "good"):
             self.declare_part(name, getattr(self, name))
-        self._buffer = StateBuffer()
         self.report: dict[str, Any] = {}
         self._origin: State = self.state()
 
@@ -79,7 +66,7 @@ class Guard(Stateful):
     @property
     def frozen(self) -> bool:
         """Say whether the source model predicts instead of the adapted model."""
-        return bool(self.policy.frozen)
+        return bool(self.evidence.frozen)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -95,12 +82,6 @@ class Guard(Stateful):
         """Call a function with every event from now on (None: no function)."""
         self.event_log.on_event = callback
 
-    def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
-        """Move the source network to another device or type, too."""
-        self._source._apply(transfer)  # type: ignore[no-untyped-call]
-        self._buffer = StateBuffer()
-        super().move(transfer)
-
     def step(self, images: Tensor, confirm: Callable[[Tensor], ModelState]) -> Tensor:
         """Predict a batch and adapt to it, as far as both are safe; `confirm` gets the valid images first."""
         examined = self.rows.examine(images)
@@ -112,7 +93,7 @@ class Guard(Stateful):
         if len(kept) == 0:
             return self._for_all_rows(self._no_logits(images), refused, len(images))
         self.rows.update_peak(examined)
-        self.policy.count_rows(len(kept))
+        self.evidence.count(len(kept))
         if examined.useless:
             return self._for_all_rows(self._answer_useful(state, images, examined), refused, len(images))
         try:
@@ -133,7 +114,7 @@ class Guard(Stateful):
         if len(kept) == 0:
             return refused_as_zeros(self._no_logits(images), refused, len(images))
         useful = kept[learnt] if examined.useless else kept
-        by_source = self.frozen or self._is_on_trial(kept) or len(useful) < min(SMALL_BATCH, len(kept))
+        by_source = self.frozen or len(useful) == 0
         logits = self.source(kept) if by_source else state.method.predict(useful).detach()
         if not by_source and examined.useless:
             logits = self.source(kept).index_copy(0, learnt.nonzero()[:, 0], logits)
@@ -141,20 +122,16 @@ class Guard(Stateful):
             logits = self.source(kept)
         return refused_as_zeros(nonfinite_as_zeros(logits), refused, len(images))
 
-    @torch.no_grad()
     def source(self, images: Tensor) -> Tensor:
         """Return the logits of the frozen source model."""
-        return logits_of(self._source(images))
+        return self.watch.source(images)
 
     def _answer_useful(self, state: ModelState, images: Tensor, examined: RowCheckResult) -> Tensor:
         """Let the model see the useful images of a batch only; the source model predicts the others."""
         kept, learnt = split_useless(images, examined)
-        useful = kept[learnt]
-        few = len(useful) < min(SMALL_BATCH, len(kept))  # statistics of what is left would be poor
-        reason = "too few useful images in the batch"
-        state.method.facts = {"updated": False, "reason": reason}
-        logits = nonfinite_as_zeros(self.source(kept))
-        if few:
+        logits, useful = nonfinite_as_zeros(self.source(kept)), kept[learnt]
+        state.method.facts = {"updated": False, "reason": "no useful image in the batch"}
+        if len(useful) == 0:
             self._serve_source(logits)
         else:
             with contextlib.suppress(NoFiniteAnswer):
@@ -166,203 +143,94 @@ class Guard(Stateful):
         return logits
 
     def _answer(self, state: ModelState, images: Tensor) -> Tensor:
+        """Predict valid images with the model that is believed to be better, and learn from them."""
         if self.frozen:
             return self._answer_while_frozen(state, images)
         logits = self._adapt(state, images)
-        if self._test_estimate(state, images, logits) and self.estimate_test.is_worse:
-            return self._escalate(state, images, self._estimated())
-        self.batches_since_comparison += 1
-        self.batches_since_save += 1
-        rows = self._rows_to_compare(logits)
-        return logits if rows is None else self._compare(state, images, logits, rows)
-
-    def _test_estimate(self, state: ModelState, images: Tensor, logits: Tensor, source: Tensor | None = None) -> bool:
-        """Let the estimate look at a batch; return whether it did and is calibrated, so that it may decide."""
-        watch, test = self._watch, self.estimate_test
-        closely = self.frozen or test.is_open
-        if watch is None or not watch.observe(state, images, logits, closely=closely, source=source):
-            return False
-        if watch.home.known:
-            test.add(watch.accuracies(max(len(images), _RECENT)), len(images))
-        return watch.home.known
-
-    def _estimated(self) -> str:
-        difference = 0.0 if self._watch is None else self._watch.accuracies().difference
-        return f"an estimated difference of {100 * difference:+.1f} points to the source model"
+        if self.frozen or not self.watch.is_due(state, images, closely=self._is_suspicious(images, logits)):
+            return logits
+        found = self._look(state, images, logits)
+        if self.evidence.shows_harm:
+            return self._freeze(state, images, f"{self.settings.limit:.0f} or more predictions lost", found)
+        if self.evidence.shows_gain(found):
+            self._keep_good_state(state)
+        return logits
 
     def _adapt(self, state: ModelState, images: Tensor) -> Tensor:
         """Let the model predict and adapt; undo a step after which something is not finite."""
-        if self.policy.paused:
-            return self._finite(state, images, _predict(state, images, "paused: the stream shows too few classes"))
-        self._buffer.copy(state)
-        try:
-            logits = state.method(images)
-        except BaseException:
-            state.put_back(self._buffer.state())
-            raise
+        logits = state.method(images)
         if is_finite_after_step(state.method, logits):
             return logits
-        state.put_back(self._buffer.state())
+        state.undo()
+        state.method.facts = {"updated": False, "reason": "the step was undone: something was not finite"}
         self._record("undo", "logits, loss or parameters were not finite after the step")
         overflow = (~self.source(images).isfinite().all(dim=1)).nonzero()[:, 0].tolist()
         if overflow:
             raise NoFiniteAnswer(overflow)
-        return self._finite(state, images, _predict(state, images, "the step was undone: something was not finite"))
+        logits = state.method.predict(images).detach()
+        return logits if all_finite([logits]) else self._freeze(state, images, "the model's output is not finite")
 
-    def _finite(self, state: ModelState, images: Tensor, logits: Tensor) -> Tensor:
-        return logits if all_finite([logits]) else self._escalate(state, images, "the model's output is not finite")
+    def _is_suspicious(self, images: Tensor, logits: Tensor) -> bool:
+        """Say whether to compare this batch at once: much was lost lately, or the models disagree unusually."""
+        s, before, rows = self.settings, self.usual_disagreement, self.glanced
+        if s.glance == 0:
+            return self.evidence.is_suspicious
+        asked, own = images[:: s.glance], logits[:: s.glance]
+        differ = float((self.source(asked).argmax(dim=1) != own.argmax(dim=1)).double().mean())
+        self.glanced = min(rows + len(asked), float(s.memory))
+        self.usual_disagreement += (differ - before) * len(asked) / self.glanced
+        deviation = math.sqrt(max(before * (1 - before), 1 / s.memory) / len(asked))
+        return self.evidence.is_suspicious or (rows > 0 and abs(differ - before) > s.surprise * deviation)
 
-    def _rows_to_compare(self, logits: Tensor) -> Tensor | None:
-        """Return the rows of this batch that the source model predicts, too: all, some, or None."""
-        count, device, unusual = len(logits), logits.device, self.comparison.observe_adapted(logits)
-        fresh = self.rows_compared < _FRESH or self._is_on_trial(logits)
-        if fresh or unusual or self.comparison.is_suspicious or not self.comparison.is_shuffled:
-            return torch.arange(count, device=device)
-        if self.batches_since_comparison < self.settings.compare_every:
-            return None
-        some = min(count, max(SMALL_BATCH, math.ceil(self.settings.compare_share * count)))
-        first = self.batches % max(1, count // some)
-        return (torch.arange(some, device=device) * count // some + first).clamp(max=count - 1)
+    def _look(self, state: ModelState, images: Tensor, logits: Tensor, source: Tensor | None = None) -> Comparison:
+        """Compare the models on this batch and remember what it says."""
+        self.watch.look(state, images, logits, source)
+        found = self.watch.compare(len(images), self.settings.memory)
+        self.evidence.add(found)
+        self.report["guard"]["signals"] = asdict(found) | {"lost": self.evidence.lost} | _adaptation_facts(state)
+        return found
 
-    def _compare(self, state: ModelState, images: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
-        """Compare with the source model and act on the result; return the logits to serve."""
-        source = self.source(images[rows])
-        before, on_trial = self.comparison.is_shuffled, self._is_on_trial(images)
-        signals = self.comparison.compare(source, logits[rows], _stability(state, images))
-        same_stream = before or not signals.shuffled
-        self.rows_compared = self.rows_compared + len(rows) if same_stream else 0  # a new stream is compared closely
-        self.report["guard"]["signals"] = asdict(signals) | _adaptation_facts(state)
-        logits = self._handle_few_classes(state, images, logits, signals)
-        self.batches_since_comparison = 0
-        if on_trial:
-            logits = self._answer_with_source_on_trial(source, signals)
-        if signals.lost > self.settings.limit:
-            return self._escalate(state, images, f"about {signals.lost:.1f} predictions lost to adaptation", signals)
-        if signals.lost > self.settings.limit / 2:
-            self._record("suspect", f"about {signals.lost:.1f} predictions lost; the source model predicts", signals)
-            return self._serve_source(source if len(rows) == len(images) else self.source(images))
-        healthy = not self.comparison.is_suspicious and not self.comparison.has_few_classes
-        if healthy and self.rows_compared >= _FRESH and self.batches_since_save >= _SAVE_EVERY:
-            return self._save_healthy_state(state, images, logits)
-        return logits
+    def _keep_good_state(self, state: ModelState) -> None:
+        """Copy a state that gains, for a later freeze to put back."""
+        copied = dict(zip(state.names(), state.tensors(), strict=True)) | state.rest()
+        if all_finite(copied.values()):
+            self.good.save(copied)
+            self.evidence.gained = 0.0
 
-    def _is_on_trial(self, batch: Tensor) -> bool:
-        """Say whether the source model predicts the batch because it is small."""
-        return self.small_batch_trial.covers(len(batch), fresh=self.comparison.rows < SMALL_BATCH)
-
-    def _answer_with_source_on_trial(self, source: Tensor, signals: ComparisonResult) -> Tensor:
-        """Serve the source model for a small batch and count what the adapted model would have lost."""
-        action = self.small_batch_trial.count(signals.rows, signals.regret)
-        if action is not None:
-            self._record(action, REASONS[action], signals)
-        return self._serve_source(source)
-
-    def _handle_few_classes(
-        self, state: ModelState, images: Tensor, logits: Tensor, signals: ComparisonResult
-    ) -> Tensor:
-        """Discard what was learned in a long run of few classes; return the logits to serve."""
-        rows, comparison = len(images) * max(1, self.batches_since_comparison), self.comparison
-        few_classes, more = comparison.has_few_classes, comparison.adapted_has_more_classes
-        action = self.policy.count_few_class_rows(few_classes, more, rows)
-        if action is None:
-            return logits
-        self._record(action, f"{REASONS[action]} (about {signals.classes:.1f} classes in the last images)", signals)
-        if action == "resume":
-            return logits
-        state.put_back(self.healthy.state() if self.healthy.exists else None)
-        comparison.clear_loss()
-        if action == "pause" and not self.healthy.exists:
-            self.policy.serve_source()
-            self.rows_compared = 0
-            return self._serve_source(self.source(images))
-        return self._finite(state, images, _predict(state, images, f"{action}: {REASONS[action]}"))
-
-    def _save_healthy_state(self, state: ModelState, images: Tensor, logits: Tensor) -> Tensor:
-        """Copy a state that nothing speaks against, for a later rollback."""
-        self._buffer.copy(state)
-        if not all_finite(self._buffer.state().values()):
-            return self._escalate(state, images, "a memory or a statistic is not finite")
-        self.healthy.save(self._buffer.state())
-        self.batches_since_save = 0
-        return logits
-
-    def _escalate(self, state: ModelState, images: Tensor, why: str, signals: ComparisonResult | None = None) -> Tensor:
-        """Take the mildest action after which this batch is predicted about as well as by the source model."""
-        source, logits, action = self.source(images), None, FREEZE
-        slowly = signals is not None and signals.lost > self.comparison.lost
-        for action in self.policy.escalate(self.healthy.exists, slowly):
-            state.put_back(self.healthy.state() if action == ROLL_BACK else None)
-            if action == FREEZE:
-                break
-            logits = _predict(state, images, f"{action}: {REASONS[action]}")
-            if all_finite([logits]) and self._is_acceptable(source, logits, _stability(state, images)):
-                break
-        if action != ROLL_BACK:
-            self.healthy.clear()
-            self.small_batch_trial.restart()
-        self._start_over()
-        self.rows_compared = self.batches_since_save = 0
-        self._record(action, f"{why}; {REASONS[action]}", signals)
-        return self._serve_source(source) if action == FREEZE or logits is None else logits
-
-    def _start_over(self) -> None:
-        """Forget what is known about the adapted model: it was replaced."""
-        self.comparison.restart()
-        self.estimate_test.clear()
-        if self._watch is not None:
-            self._watch.clear()
-
-    def _is_acceptable(self, source: Tensor, logits: Tensor, test_stability: Callable[[], Tensor]) -> bool:
-        """Say whether a state does well enough on one batch."""
-        result = SourceComparison(self.settings).compare(source, logits, test_stability)
-        return result.lost <= self.settings.limit / 2
+    def _freeze(self, state: ModelState, images: Tensor, why: str, found: Comparison | None = None) -> Tensor:
+        """Put the state back, to the last good one once and else to the source model's, and serve the source model."""
+        again = self.evidence.freezes > 0
+        state.put_back(self.good.state() if self.good.exists and not again else None)
+        where = "source weights" if again or not self.good.exists else "last good state"
+        self.good.clear()
+        self.evidence.switch(frozen=True)
+        self.watch.clear()
+        state.method.facts = {"updated": False, "reason": _FROZEN}
+        self._record("freeze", f"{why}: back to the {where}, the source model predicts", found)
+        return self._serve_source(self.source(images))
 
     def _answer_while_frozen(self, state: ModelState, images: Tensor) -> Tensor:
-        """Serve the source model; after the wait, try the reset model, less often in a stream that is not shuffled."""
+        """Serve the source model; now and then let the adapted model predict, too, and see whether it is better."""
         source = self.source(images)
-        if self._watch is not None and self._watch.home.known:
-            self.comparison.observe_source(source)
-            self._test_estimate(state, images, _predict(state, images, "trial"), source)
-            if self.estimate_test.shows_gain(self.policy.freezes):
-                self.policy.unfreeze()
-                self._record("unfreeze", f"{self._estimated()}: {REASONS['unfreeze']}")
-                self._start_over()
-            state.method.facts = {"updated": False, "reason": "frozen: the source model predicts"}
-            return self._serve_source(source)
-        self.batches_since_comparison += 1
-        seldom = self.batches_since_comparison < self.settings.compare_every and not self.comparison.is_shuffled
-        if self.policy.rows_to_wait > 0 or seldom:
-            self.comparison.observe_source(source)
-        else:
-            self.batches_since_comparison = 0
-            self._run_trial(state, images, source)
-        state.method.facts = {"updated": False, "reason": "frozen: the source model predicts"}
+        if self.watch.is_due(state, images, spare=1.0):
+            logits = state.method.predict(images).detach()
+            found = self._look(state, images, logits, source)
+            if self.evidence.shows_recovery and all_finite([logits]):
+                reason = f"about {self.evidence.gained:.0f} predictions to gain: the adapted model predicts and adapts"
+                self.evidence.switch(frozen=False)
+                self._record("unfreeze", reason, found)
+                state.method.facts = {"updated": False, "reason": "unfrozen: adapts from the next batch on"}
+                return logits
+        state.method.facts = {"updated": False, "reason": _FROZEN}
         return self._serve_source(source)
-
-    def _run_trial(self, state: ModelState, images: Tensor, source: Tensor) -> None:
-        """Compare the reset model with the source model; it has to do well for a while, in a shuffled stream."""
-        logits = _predict(state, images, "trial")
-        signals = self.comparison.compare(source, logits, _stability(state, images))
-        self.rows_compared = self.rows_compared + len(images) if signals.shuffled else 0
-        self.trial_regret = self.trial_regret + len(images) * signals.regret if signals.shuffled else 0.0
-        done = self.rows_compared >= TRIAL_ROWS
-        if done and self.trial_regret <= 0:
-            self.policy.unfreeze()
-            self._record("unfreeze", REASONS["unfreeze"], signals)
-        elif done or not signals.lost <= self.settings.limit / 2:
-            self.policy.freeze()
-        else:
-            return
-        self.comparison.restart()
-        self.rows_compared, self.batches_since_save, self.trial_regret = 0, 0, 0.0
 
     def _serve_source(self, source: Tensor) -> Tensor:
         self.report["guard"]["answered_by"] = "source"
         return source
 
-    def _record(self, action: str, reason: str, signals: ComparisonResult | None = None, times: int = 1) -> None:
+    def _record(self, action: str, reason: str, found: Comparison | None = None, times: int = 1) -> None:
         self.report["guard"] |= {"action": action, "reason": reason}
-        self.event_log.record(GuardEvent(self.batches, action, reason, signals), times)
+        self.event_log.record(GuardEvent(self.batches, action, reason, found), times)
 
     def _no_logits(self, images: Tensor) -> Tensor:
         """Return logits without a row, in the right width: no image of the batch is valid."""
@@ -384,17 +252,6 @@ class Guard(Stateful):
         if len(bad) == count:
             self.report |= {"updated": False, "reason": "every image was excluded"}
         return answer
-
-
-def _stability(state: ModelState, images: Tensor) -> Callable[[], Tensor]:
-    """Return a function that tells which predictions of a batch are stable in a larger one; it costs a pass."""
-    return lambda: stable_in_larger_batch(state.method.predict, images)
-
-
-def _predict(state: ModelState, images: Tensor, reason: str) -> Tensor:
-    """Predict with the adapted model, change nothing, and record why it was not adapted."""
-    state.method.facts = {"updated": False, "reason": reason}
-    return state.method.predict(images).detach()
 
 
 def _adaptation_facts(state: ModelState) -> dict[str, float | None]:

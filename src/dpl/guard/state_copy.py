@@ -1,8 +1,7 @@
-"""Fast copies of what a step can change, and checks that it stayed finite."""
+"""A copy of a state, and checks that a step left everything finite."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
-from operator import is_not
 from typing import Any
 
 import torch
@@ -10,9 +9,9 @@ from torch import Tensor
 
 from dpl.core.state import Stateful
 from dpl.methods.base import Method
-from dpl.methods.model_state import ModelState, State, stays_on_host
+from dpl.methods.model_state import State, stays_on_host
 
-__all__ = ["SavedState", "StateBuffer", "all_finite", "is_finite_after_step", "relative_change"]
+__all__ = ["SavedState", "all_finite", "is_finite_after_step", "relative_change"]
 
 _SMALL = 4096  # values of a tensor
 _HUGE = 1e30  # the next sum or square overflows
@@ -55,31 +54,6 @@ def relative_change(pairs: list[tuple[Tensor, Tensor]]) -> float:
     new, old = [n.detach() for n, _ in pairs], [o for _, o in pairs]
     moved, size = (torch.stack(torch._foreach_norm(x)).norm() for x in (torch._foreach_sub(new, old), old))
     return float(moved / size.clamp(min=1e-12))
-
-
-class StateBuffer:
-    """A copy of what a step can change; its memory is reused as long as the same tensors are copied."""
-
-    def __init__(self) -> None:
-        self._names: list[str] = []
-        self._copied: list[Tensor] = []
-        self._copies: list[Tensor] = []
-        self._rest: State = {}
-
-    @torch.no_grad()
-    def copy(self, state: ModelState) -> None:
-        """Copy everything that a step can change."""
-        values = state.tensors()
-        if len(values) != len(self._copied) or any(map(is_not, values, self._copied)):
-            copies = [torch.empty_like(value, requires_grad=False) for value in values]
-            self._names, self._copied, self._copies = state.names(), values, copies  # together, or not at all
-        if values:
-            torch._foreach_copy_(self._copies, values)
-        self._rest = state.rest()
-
-    def state(self) -> State:
-        """Return what was copied; it is valid until the next `copy`."""
-        return dict(zip(self._names, self._copies, strict=True)) | self._rest
 
 
 class SavedState(Stateful):

@@ -17,7 +17,7 @@ from dpl.core.errors import DplError, InputError, SettingError, SnapshotError
 from dpl.core.numerics import is_autocast_on, outside_inference_mode
 from dpl.core.settings import make_settings
 from dpl.core.state import move_module
-from dpl.estimate import Estimate, Watch, estimate_settings, nothing_watched
+from dpl.estimate import Estimate, EstimateSettings, Watch, estimate_settings, nothing_watched
 from dpl.guard import Guard, GuardSettings, guard_settings
 from dpl.methods.base import Fact, Method, Source
 from dpl.methods.model_state import ModelState, part_of
@@ -177,8 +177,10 @@ class AdaptiveModel(nn.Module):
             raise SettingError(f"model is {type(model).__name__}: expected a torch.nn.Module that returns logits")
         kind, guarded = get_method(method), guard_settings(guard)
         watched = estimate_settings(estimate, wanted=calibrate is not None)
+        if guarded is not None and watched is None:
+            watched = EstimateSettings(share=guarded.share)
         self.watch = None if watched is None else Watch(watched, model)
-        self.guard = None if guarded is None else Guard(guarded, model, self.watch)
+        self.guard = None if guarded is None or self.watch is None else Guard(guarded, self.watch)
         self.settings = make_settings(kind.settings_class, repr(method), settings)
         self._kind = kind.for_settings(self.settings)
         self.network = Network(model, classifier=classifier, needs_classifier=kind.info.needs_classifier)
@@ -193,7 +195,7 @@ class AdaptiveModel(nn.Module):
         self._confirm_with_source()
         self._build(prepare=not prepared)
         if self.watch is not None and self.calibration is not None:
-            self.watch.calibrate(self.calibration, self.device, measure=not prepared)
+            self.watch.calibrate(self.calibration, self.state, measure=not prepared)
         if self.layout == "channels_last":
             self._apply(channels_last)
 

@@ -1,0 +1,56 @@
+"""Which of two models is better on the same images, without labels and without calibration.
+
+Two facts are compared. *Firm* predictions stay when an image is shrunk a little and, for the adapted model, when other
+images join its batch. Predictions that are artefacts of a batch (one class, few images) are not firm. *Classes* are the
+effective number of classes predicted: a collapsing model loses them, a model that recovers from a shift finds them.
+
+    difference = firm(adapted) - firm(source) + balance (classes(adapted) - classes(source)) / classes that can be seen
+
+A model that always gives the same answer is firm, too. So a gain in firm predictions counts by the share of the source
+model's classes that the adapted model still has. The difference cannot exceed the share of images on which the
+predictions differ: elsewhere nothing is lost or won.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpl.estimate.signals import Window
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Adapted and source model on the images of one look; classes are counted over some images before it, too."""
+
+    rows: int  # images compared
+    difference: float  # estimated accuracy of the adapted model minus the source model's, as a share
+    disagreement: float  # share of images with different predictions
+    firm: float  # share of the adapted model's predictions that are firm
+    source_firm: float  # the same for the source model
+    classes: float  # effective number of classes in the adapted model's predictions
+    source_classes: float  # the same for the source model
+    calibrated: float | None = None  # the difference by labelled source data, where there are any
+
+
+def compare(window: Window, rows: int, memory: int, balance: float) -> Comparison:
+    """Compare both models on the last `rows` of a window; count classes over the last `memory` of them."""
+    new, old = window.last(rows), window.last(max(rows, memory))
+    width = window.source.shape[1]
+    differ = new.source.argmax(dim=1) != new.adapted.argmax(dim=1)
+    shares = torch.stack([share.double().mean() for share in (differ, new.adapted_firm, new.source_firm)])
+    classes = torch.stack([_effective(logits.argmax(dim=1), width) for logits in (old.adapted, old.source)])
+    disagreement, firm, source_firm, own, other = torch.cat([shares, classes]).tolist()
+    firmer = (firm - source_firm) * (min(1.0, own / other) if firm > source_firm else 1.0)
+    found = firmer + balance * (own - other) / min(width, len(old))
+    found = max(-disagreement, min(disagreement, found))
+    return Comparison(len(new), found, disagreement, firm, source_firm, own, other)
+
+
+def _effective(predicted: Tensor, width: int) -> Tensor:
+    """Return the exponential of the entropy of predicted classes."""
+    shares = torch.zeros(width, dtype=torch.float64, device=predicted.device)
+    shares = shares.index_add(0, predicted, torch.ones_like(predicted, dtype=torch.float64)) / len(predicted)
+    return torch.special.entr(shares).sum().exp()

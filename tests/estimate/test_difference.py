@@ -1,0 +1,67 @@
+"""The difference between two models without labels: equal to its definition, bounded, and right in plain cases."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpl.estimate.difference import compare
+from dpl.estimate.signals import Window
+
+
+def by_hand(window: Window, rows: int, memory: int, balance: float) -> float:
+    """The formula of the module's docstring, row by row."""
+    total, width = len(window), window.source.shape[1]
+    last = range(total - rows, total)
+    counted = range(max(0, total - max(rows, memory)), total)
+    source, adapted = window.source.argmax(dim=1).tolist(), window.adapted.argmax(dim=1).tolist()
+
+    def classes(predicted: list[int]) -> float:
+        shares = [sum(predicted[i] == k for i in counted) / len(counted) for k in range(width)]
+        return math.exp(-sum(p * math.log(p) for p in shares if p > 0))
+
+    firm = sum(int(window.adapted_firm[i]) - int(window.source_firm[i]) for i in last) / rows
+    if firm > 0 and classes(adapted) < classes(source):
+        firm *= classes(adapted) / classes(source)
+    found = firm + balance * (classes(adapted) - classes(source)) / min(width, len(counted))
+    most = sum(source[i] != adapted[i] for i in last) / rows
+    return max(-most, min(most, found))
+
+
+def window(rows: int, classes: int, seed: int, alike: float = 1.0) -> Window:
+    g = torch.Generator().manual_seed(seed)
+    source = torch.randn(rows, classes, generator=g)
+    adapted = source + alike * torch.randn(rows, classes, generator=g)
+    return Window(source, adapted, *(torch.rand(rows, generator=g) < 0.8 for _ in range(2)))
+
+
+@pytest.mark.parametrize(("rows", "memory"), [(1, 8), (32, 128), (200, 128), (200, 300)])
+@pytest.mark.parametrize("classes", [2, 10, 500])
+def test_it_equals_its_definition(rows: int, memory: int, classes: int) -> None:
+    for seed in range(4):
+        seen = window(220, classes, seed, alike=0.2 + seed)
+        assert compare(seen, rows, memory, 0.15).difference == pytest.approx(by_hand(seen, rows, memory, 0.15))
+
+
+def one_hot(predicted: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(predicted, 10).float()
+
+
+def test_equal_predictions_show_no_difference() -> None:
+    seen = window(100, 10, 0)
+    twin = Window(seen.source, 5 * seen.source, torch.zeros(100), torch.ones(100))
+    assert compare(twin, 100, 100, 0.15).difference == 0
+
+
+def test_a_collapse_to_one_class_counts_against_the_model_although_it_is_firm() -> None:
+    many, one = one_hot(torch.arange(100) % 10), one_hot(torch.zeros(100, dtype=torch.long))
+    found = compare(Window(many, one, torch.arange(100) < 60, torch.ones(100)), 100, 100, 0.2)
+    assert (found.classes, found.source_classes) == (pytest.approx(1), pytest.approx(10))
+    assert found.difference == pytest.approx(0.4 / 10 - 0.2 * 9 / 10)
+
+
+def test_many_classes_that_are_not_firm_do_not_count_for_the_model() -> None:
+    many, one = one_hot(torch.arange(100) % 10), one_hot(torch.zeros(100, dtype=torch.long))
+    found = compare(Window(one, many, torch.ones(100), torch.arange(100) < 40), 100, 100, 0.15)
+    assert found.difference < -0.4
