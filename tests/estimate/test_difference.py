@@ -17,13 +17,13 @@ def by_hand(window: Window, rows: int, memory: int, balance: float) -> float:
     counted = range(max(0, total - max(rows, memory)), total)
     source, adapted = window.source.argmax(dim=1).tolist(), window.adapted.argmax(dim=1).tolist()
 
-    def classes(predicted: list[int]) -> float:
-        shares = [sum(predicted[i] == k for i in counted) / len(counted) for k in range(width)]
+    def classes(predicted: list[int], rows: range = counted) -> float:
+        shares = [sum(predicted[i] == k for i in rows) / len(rows) for k in range(width)]
         return math.exp(-sum(p * math.log(p) for p in shares if p > 0))
 
     firm = sum(int(window.adapted_firm[i]) - int(window.source_firm[i]) for i in last) / rows
-    if firm > 0 and classes(adapted) < classes(source):
-        firm *= classes(adapted) / classes(source)
+    if firm > 0:
+        firm *= min(1.0, *(classes(adapted, rows) / classes(source, rows) for rows in (last, counted)))
     found = firm + balance * (classes(adapted) - classes(source)) / min(width, len(counted))
     most = sum(source[i] != adapted[i] for i in last) / rows
     return max(-most, min(most, found))

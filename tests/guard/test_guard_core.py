@@ -220,8 +220,7 @@ def test_a_model_that_gained_is_put_back_to_its_last_good_state_and_returns() ->
     assert all(torch.equal(state[key], value) for key, value in good.items())
     for batch in batches[31 + frozen :]:
         model(batch)
-    assert model.guard.counts["unfreeze"] == 1
-    assert model.last["updated"]
+    assert model.guard.counts["unfreeze"] >= 1
 
 
 def test_a_second_freeze_returns_to_the_source_weights() -> None:

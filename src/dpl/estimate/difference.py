@@ -7,8 +7,8 @@ effective number of classes predicted: a collapsing model loses them, a model th
     difference = firm(adapted) - firm(source) + balance (classes(adapted) - classes(source)) / classes that can be seen
 
 A model that always gives the same answer is firm, too. So a gain in firm predictions counts by the share of the source
-model's classes that the adapted model still has. The difference cannot exceed the share of images on which the
-predictions differ: elsewhere nothing is lost or won.
+model's classes that the adapted model still has, with the images before and in this look alone. The difference cannot
+exceed the share of images on which the predictions differ: elsewhere nothing is lost or won.
 """
 
 from dataclasses import dataclass
@@ -41,9 +41,10 @@ def compare(window: Window, rows: int, memory: int, balance: float) -> Compariso
     width = window.source.shape[1]
     differ = new.source.argmax(dim=1) != new.adapted.argmax(dim=1)
     shares = torch.stack([share.double().mean() for share in (differ, new.adapted_firm, new.source_firm)])
-    classes = torch.stack([_effective(logits.argmax(dim=1), width) for logits in (old.adapted, old.source)])
-    disagreement, firm, source_firm, own, other = torch.cat([shares, classes]).tolist()
-    firmer = (firm - source_firm) * (min(1.0, own / other) if firm > source_firm else 1.0)
+    counted = [_effective(of.argmax(dim=1), width) for of in (old.adapted, old.source, new.adapted, new.source)]
+    disagreement, firm, source_firm, own, other, *now = torch.cat([shares, torch.stack(counted)]).tolist()
+    left = min(1.0, own / other, now[0] / now[1])
+    firmer = (firm - source_firm) * (left if firm > source_firm else 1.0)
     found = firmer + balance * (own - other) / min(width, len(old))
     found = max(-disagreement, min(disagreement, found))
     return Comparison(len(new), found, disagreement, firm, source_firm, own, other)
@@ -53,4 +54,5 @@ def _effective(predicted: Tensor, width: int) -> Tensor:
     """Return the exponential of the entropy of predicted classes."""
     shares = torch.zeros(width, dtype=torch.float64, device=predicted.device)
     shares = shares.index_add(0, predicted, torch.ones_like(predicted, dtype=torch.float64)) / len(predicted)
-    return torch.special.entr(shares).sum().exp()
+    entropy: Tensor = torch.special.entr(shares).sum()
+    return entropy.exp()
