@@ -29,7 +29,15 @@ from dpl.methods.parts.source_weights import SourceWeights
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.network.norm import BlendedStatistics, Forward, NormControl, RecordedStatistics, channel_statistics
+from dpl.network.norm import (
+    BatchRule,
+    BlendedStatistics,
+    Forward,
+    NormControl,
+    RecordedStatistics,
+    blend_with_running,
+    channel_statistics,
+)
 from dpl.views import memo_view, seeded
 
 __all__ = ["MEMO", "BlendedConstants", "MEMOSettings"]
@@ -44,20 +52,18 @@ class MEMOSettings(GradientSettings, scope="all", optimizer="sgd", lr=5e-3, outp
 
 
 @dataclass(frozen=True)
-class BlendedConstants:
+class BlendedConstants(BatchRule):
     """Blended statistics through which no gradient flows."""
 
     share: float
+    needs_running = True
 
-    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Normalise by the blend."""
-        if layer.running_mean is None or layer.running_var is None or x.numel() // x.shape[1] < 2:
-            return BlendedStatistics(self.share)(layer, forward, x, control)
         with torch.no_grad():
             variance, mean = channel_statistics(x, correction=1)
-            mean = torch.lerp(layer.running_mean, mean.to(layer.running_mean.dtype), self.share)
-            variance = torch.lerp(layer.running_var, variance.to(layer.running_var.dtype), self.share)
-        return RecordedStatistics({layer: (mean, variance)})(layer, forward, x, control)
+            blended = blend_with_running(layer, mean, variance, self.share)
+        return RecordedStatistics({layer: blended})(layer, forward, x, control)
 
 
 @register(
