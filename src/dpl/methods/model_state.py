@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpl.core.errors import SnapshotError
-from dpl.core.state import undo_changes
+from dpl.core.state import part_of, undo_changes
 from dpl.methods.base import Method
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network
 from dpl.network.norm import BatchStatistics, BlendedStatistics, RunningStatistics
 
-__all__ = ["ModelState", "State", "part_of", "stays_on_host"]
+__all__ = ["ModelState", "State", "stays_on_host"]
 
 State = dict[str, Tensor]
 _Place = tuple[str, Mapping[str, Tensor | None], str]  # name in the state, dictionary of the layer, key there
@@ -182,11 +182,6 @@ class ModelState:
         parameters, buffers = self._places
         trained = [(n, v) for n, held, key in parameters if (v := held[key]) is not None and v.requires_grad]
         return trained + [(name, v) for name, held, key in buffers if (v := held[key]) is not None]
-
-
-def part_of(state: Mapping[str, Tensor], name: str) -> State:
-    """Return the entries of a state below `name`, without that prefix."""
-    return {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}.")}
 
 
 def stays_on_host(key: str) -> bool:

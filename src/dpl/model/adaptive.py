@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from dpl.core.errors import DplError, InputError, SettingError, SnapshotError
 from dpl.core.numerics import is_autocast_on, outside_inference_mode
 from dpl.core.settings import make_settings
-from dpl.core.state import move_module
+from dpl.core.state import move_module, part_of
 from dpl.estimate import Estimate, Watch, estimate_settings, nothing_watched
 from dpl.guard import Guard, GuardSettings, guard_settings
 from dpl.methods.base import Fact, Method, Source
-from dpl.methods.model_state import ModelState, part_of
+from dpl.methods.model_state import ModelState
 from dpl.methods.registry import get_method
 from dpl.model.export import Exported, ExportFormat, export
 from dpl.model.last import Last
