@@ -278,7 +278,7 @@ class GradientMethod(Method[G]):
 
     def update(self, objective: Objective, out: Pass) -> None:
         """Add the terms, take one optimizer step if there is reason to, and record what happened."""
-        objective = self.with_terms(objective, out)
+        objective = self.with_terms(objective, out) if self.terms else objective
         finite = objective.value.detach().isfinite()
         should_step = finite if objective.should_step is None else finite & objective.should_step
         if self.settings.min_selected > 0 and objective.selected is not None:
