@@ -38,7 +38,7 @@ from dpl.network.norm import (
     blend_with_running,
     channel_statistics,
 )
-from dpl.views import memo_view, seeded
+from dpl.views import memo_view
 
 __all__ = ["MEMO", "BlendedConstants", "MEMOSettings"]
 
@@ -104,7 +104,7 @@ class MEMO(GradientMethod[MEMOSettings]):
         """Return the prediction of one image [1, ...] after the steps on its views."""
         before = self.predict(image) if self.settings.output == "before" else image
         repeated = image.expand(self.settings.views, *image.shape[1:])
-        views = seeded(self.augment, self.random.fresh_seed())(repeated)
+        views = self.view(repeated)
         for _ in range(self.settings.steps):
             with torch.enable_grad():
                 out = self.network(views)
