@@ -16,6 +16,7 @@ class Example(Checked):
     rate: float = setting(0.1, "Step size", low=0, high=1)
     steps: int = setting(1, "Steps for each batch", low=1)
     limit: float | None = setting(None, "Largest entropy", low=0)
+    rows: int | None = setting(None, "Samples to look at; all if not given")
     mode: Literal["mean", "sum"] = setting("mean", "How terms are combined")
     size: int | str = setting("all", "Part of the network", choices=("all", "none", 3))
     quiet: bool = setting(False, "Whether warnings are left out")
@@ -31,7 +32,10 @@ def test_defaults_are_valid_and_settings_do_not_change() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"rate": 0}, {"rate": 1}, {"limit": 2.5}, {"mode": "sum"}, {"size": 3}, {"quiet": True}, {"weights": (-1, 1.0)}],
+    [
+        *({"rate": 0}, {"rate": 1}, {"limit": 2.5}, {"rows": 3}, {"rows": None}, {"mode": "sum"}),
+        *({"size": 3}, {"quiet": True}, {"weights": (-1, 1.0)}),
+    ],
     ids=str,
 )
 def test_values_in_range_are_accepted(values: dict[str, Any]) -> None:
@@ -50,6 +54,8 @@ def test_values_in_range_are_accepted(values: dict[str, Any]) -> None:
         ({"steps": 0}, "example steps=0: expected a whole number of at least 1"),
         ({"steps": 2.0}, "example steps=2.0 (float): expected a whole number of at least 1"),
         ({"limit": -1}, "example limit=-1: expected a number of at least 0"),
+        ({"rows": 2.5}, "example rows=2.5 (float): expected a whole number"),
+        ({"rows": "all"}, "example rows='all' (str): expected a whole number"),
         ({"mode": "max"}, "example mode='max': expected one of 'mean', 'sum'"),
         ({"size": 4}, "example size=4: expected one of 'all', 'none', 3"),
         ({"quiet": 1}, "example quiet=1: expected True or False"),

@@ -9,7 +9,7 @@ import dpl
 from dpl.core.random import Random
 from dpl.memory.supports import EMPTY
 from dpl.methods.parts.supports import SupportSet
-from dpl.methods.tast import EnsembleHead, vote
+from dpl.methods.parts.votes import EnsembleHead, vote
 from parity.tiny import stream, tiny_network
 
 

@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 
 import dpl
-from parity.tiny import (
-    largest_state_difference,
-    logits_difference,
-    project,
-    run,
-    same_classes,
-    stream,
-    teacher_and_model,
-    tiny_network,
-    trace,
-)
+from parity.tiny import project, require_same_classes, require_the_trace, tiny_network, trace
 
 
 def rolled_views() -> dict[str, Callable[[Tensor], Tensor]]:
@@ -54,15 +44,8 @@ def adapted(name: str, dtype: torch.dtype = torch.float64) -> dpl.AdaptiveModel:
 @pytest.mark.parametrize("name", ["rmtlib_adacontrast", "rmtlib_adacontrast_nn_views"])
 def test_equals_the_trace(name: str) -> None:
     adaptive, expected = adapted(name), trace(name)
-    after_first: dict[str, Tensor] = {}
-    outputs, losses = [], []
-    for images in stream():
-        outputs.append(adaptive(images).numpy())
-        losses.append(adaptive.last.loss)
-        after_first = after_first or adaptive.state_dict()
-    assert logits_difference(name, np.stack(outputs)) < 1e-10
-    assert np.abs(np.array(losses) - expected["loss"][:, 0]).max() < 1e-10
-    assert largest_state_difference(name, after_first, rename=teacher_and_model) < 1e-10
+    said = require_the_trace(name, adaptive, 1e-10)
+    assert np.abs(np.array([step["loss"] for step in said]) - expected["loss"][:, 0]).max() < 1e-10
     method = adaptive.method
     for key, value in {"queue_feat": method.queue.T, "bank_probs": method.bank_probabilities}.items():
         assert np.abs(project(key, value.numpy()) - expected[f"final/{key}"]).max() < 1e-10
@@ -72,7 +55,4 @@ def test_equals_the_trace(name: str) -> None:
 
 def test_same_classes_in_single_precision() -> None:
     name = "rmtlib_adacontrast_nn_views"
-    logits, _ = run(adapted(name, torch.float32), stream(torch.float32))
-    clear, equal = same_classes(logits, trace(name)["logits"], margin=1e-3)
-    assert clear > 0.99
-    assert equal == 1
+    require_same_classes(name, adapted(name, torch.float32), margin=1e-3, least=0.99)

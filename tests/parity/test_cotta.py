@@ -11,8 +11,8 @@ from parity.tiny import (
     Roll,
     largest_state_difference,
     logits_difference,
+    require_same_classes,
     run,
-    same_classes,
     stream,
     teacher_and_model,
     tiny_network,
@@ -59,7 +59,4 @@ def test_any_number_of_views_in_one_pass_equals_the_trace(together: int) -> None
 
 @pytest.mark.parametrize("name", CASES)
 def test_same_classes_in_single_precision(name: str) -> None:
-    logits, _ = run(adapted(name, torch.float32), stream(torch.float32))
-    clear, equal = same_classes(logits, trace(name)["logits"], margin=1e-2)
-    assert clear > 0.95
-    assert equal == 1
+    require_same_classes(name, adapted(name, torch.float32), margin=1e-2, least=0.95)

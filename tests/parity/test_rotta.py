@@ -2,21 +2,20 @@
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import dpl
 from dpl.memory.bank import occupied_by_age
 from parity.tiny import (
     Roll,
-    largest_state_difference,
-    logits_difference,
     project,
+    require_same_classes,
+    require_the_trace,
     run,
-    same_classes,
     stream,
     teacher_and_model,
     tiny_network,
     trace,
+    with_unused_buffers,
 )
 
 NAME = "rmtlib_rotta_roll"
@@ -30,22 +29,8 @@ def our_name(traced: str) -> str:
     return teacher_and_model(traced).replace("source_mean", "running_mean").replace("source_var", "running_var")
 
 
-def with_unused_buffers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The library's layers have buffers target_mean (zeros) and target_var (ones) that nothing uses."""
-    unused = {key.replace("running", "target"): torch.zeros_like(state[key]) for key in state if "running_mean" in key}
-    unused |= {key.replace("running", "target"): torch.ones_like(state[key]) for key in state if "running_var" in key}
-    return state | unused
-
-
 def test_equals_the_trace() -> None:
-    logits, _ = run(adapted(), stream())
-    assert logits_difference(NAME, logits) < 1e-9
-
-
-def test_state_after_the_first_batch_equals_the_trace() -> None:
-    adaptive = adapted()
-    adaptive(stream()[0])
-    assert largest_state_difference(NAME, with_unused_buffers(adaptive.state_dict()), rename=our_name) < 1e-9
+    require_the_trace(NAME, adapted(), 1e-9, rename=our_name, complete=with_unused_buffers)
 
 
 def test_the_bank_holds_the_traced_samples_in_the_traced_order() -> None:
@@ -61,7 +46,4 @@ def test_the_bank_holds_the_traced_samples_in_the_traced_order() -> None:
 
 
 def test_same_classes_in_single_precision() -> None:
-    logits, _ = run(adapted(torch.float32), stream(torch.float32))
-    clear, equal = same_classes(logits, trace(NAME)["logits"], margin=1e-2)
-    assert clear > 0.95
-    assert equal == 1
+    require_same_classes(NAME, adapted(torch.float32), margin=1e-2, least=0.95)

@@ -178,6 +178,60 @@ def compare(
     }
 
 
+def require_the_trace(
+    name: str,
+    adaptive: dpl.AdaptiveModel,
+    tolerance: float,
+    rename: Callable[[str], str] = teacher_and_model,
+    complete: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
+) -> list[dict[str, Any]]:
+    """Run ours over the traced stream; require equal logits and an equal first state. Return what each step said.
+
+    `complete` adds to our state what the traced one holds without use.
+    """
+    outputs, said = [], []
+    for images in stream():
+        outputs.append(adaptive(images).numpy())
+        said.append(dict(adaptive.last))
+        if len(outputs) == 1:
+            after_first = complete(adaptive.state_dict())
+    assert logits_difference(name, np.stack(outputs)) < tolerance
+    assert largest_state_difference(name, after_first, rename=rename) < tolerance
+    return said
+
+
+def with_drawn_projector(name: str, adaptive: dpl.AdaptiveModel) -> dpl.AdaptiveModel:
+    """Give a method the projector that the traced run drew."""
+    drawn = {
+        f"method.projector.{key.rpartition('/')[2]}": torch.from_numpy(value).to(adaptive.network.dtype)
+        for key, value in trace(name).items()
+        if key.startswith("init/projector/")
+    }
+    assert len(drawn) == 4
+    adaptive.load_state_dict(adaptive.state_dict() | drawn)
+    return adaptive
+
+
+def projector_and_model(traced: str) -> str:
+    """Our name for a traced entry of the projector's, the teacher's or the model's state."""
+    return f"method.{traced.replace('/', '.')}" if traced.startswith("projector/") else teacher_and_model(traced)
+
+
+def with_unused_buffers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Add the buffers target_mean (zeros) and target_var (ones) that RoTTA's traced layers have and nothing uses."""
+    means = {key.replace("running", "target"): torch.zeros_like(state[key]) for key in state if "running_mean" in key}
+    variances = {key.replace("running", "target"): torch.ones_like(state[key]) for key in state if "running_var" in key}
+    return state | means | variances
+
+
+def require_same_classes(name: str, adaptive: dpl.AdaptiveModel, margin: float, least: float) -> None:
+    """Run a network in single precision over the stream; require the traced classes wherever they are clear."""
+    logits, _ = run(adaptive, stream(torch.float32))
+    clear, equal = same_classes(logits, trace(name)["logits"], margin)
+    assert clear > least
+    assert equal == 1
+
+
 def same_classes(outputs: np.ndarray, expected: np.ndarray, margin: float) -> tuple[float, float]:
     """Compare classes where the two largest traced outputs differ by more than `margin`.
 

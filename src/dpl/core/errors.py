@@ -4,16 +4,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 __all__ = [
-    "DataError",
-    "DplError",
-    "InputError",
-    "MissingExtraError",
-    "ModelError",
-    "SettingError",
-    "SnapshotCorrupt",
-    "SnapshotError",
-    "did_you_mean",
-]
+    "DataError", "DplError", "InputError", "MissingExtraError", "ModelError", "SettingError", "SnapshotCorrupt",
+    "SnapshotError", "did_you_mean",
+]  # fmt: skip
 
 
 class DplError(Exception):

@@ -13,14 +13,9 @@ from torch.autograd.function import once_differentiable
 from dpl.core.errors import InputError, SettingError
 
 __all__ = [
-    "at_least_float32",
-    "cosines",
-    "full_precision",
-    "is_autocast_on",
-    "outside_inference_mode",
-    "variance_and_mean",
+    "at_least_float32", "cosines", "full_precision", "is_autocast_on", "outside_inference_mode", "variance_and_mean",
     "without_autocast",
-]
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")

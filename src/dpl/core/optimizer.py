@@ -78,7 +78,7 @@ class NamedOptimizer:
             with torch.no_grad():
                 if should_step is None:
                     self._take_step()
-                elif self.optimizer.param_groups[0].get("fused"):
+                elif self._is_fused:
                     self._fused_step(should_step)
                 else:
                     self._masked_step(should_step)
@@ -116,16 +116,15 @@ class NamedOptimizer:
     def is_atomic(self) -> bool:
         """Whether a step is one kernel that changes all parameters or none."""
         kinds = {(parameter.dtype, parameter.device) for parameter in self.parameters.values()}
-        groups = self.optimizer.param_groups
-        return self._named and len(groups) == 1 and bool(groups[0].get("fused")) and len(kinds) == 1
+        return self._named and self._is_fused and len(self.optimizer.param_groups) == len(kinds) == 1
+
+    @property
+    def _is_fused(self) -> bool:
+        return bool(self.optimizer.param_groups[0].get("fused"))
 
     def scale_lr(self, factor: Tensor | float) -> None:
         """Set the learning rates to the given ones times a factor, which may stay on the device."""
-        if (
-            isinstance(factor, Tensor)
-            and factor.device.type != "cpu"
-            and not self.optimizer.param_groups[0].get("fused")
-        ):
+        if isinstance(factor, Tensor) and factor.device.type != "cpu" and not self._is_fused:
             self._factor = factor
             return
         for group, lr in zip(self.optimizer.param_groups, self._rates, strict=True):
@@ -151,29 +150,25 @@ class NamedOptimizer:
 
     def _on_device(self) -> dict[str, Tensor]:
         """Return parameters and state by name, without counts on the host."""
-        held = dict(zip(self.names(), self.tensors(), strict=True))
         devices = {parameter.device for parameter in self.parameters.values()}
-        return self.parameters | {name: value for name, value in held.items() if value.device in devices}
+        return self.parameters | {name: value for name, value in self._entries() if value.device in devices}
+
+    def _entries(self) -> list[tuple[str, Tensor]]:
+        """Return the optimizer's state with its names, `<parameter>/<entry>`."""
+        entries = ((name, sorted(self.optimizer.state.get(p, {}).items())) for name, p in self.parameters.items())
+        return [(f"{name}/{k}", torch.as_tensor(v)) for name, held in entries for k, v in held if v is not None]
 
     def tensors(self) -> list[Tensor]:
         """Return the optimizer's state, not copied."""
-        held = self.optimizer.state
-        values = [value for p in self.parameters.values() for value in held.get(p, {}).values() if value is not None]
-        return [value if isinstance(value, Tensor) else torch.as_tensor(value) for value in values]
+        return [value for _, value in self._entries()]
 
     def names(self) -> list[str]:
-        """Return the names of `tensors`, `<parameter>/<entry>`, in their order."""
-        entries = ((name, self.optimizer.state.get(p, {})) for name, p in self.parameters.items())
-        return [f"{name}/{entry}" for name, held in entries for entry, value in held.items() if value is not None]
+        """Return the names of `tensors`, in their order."""
+        return [name for name, _ in self._entries()]
 
     def state(self) -> dict[str, Tensor]:
-        """Return a copy of the optimizer's state as flat tensors, `<parameter>/<entry>`."""
-        flat = {}
-        for name, parameter in self.parameters.items():
-            for entry, value in sorted(self.optimizer.state.get(parameter, {}).items()):
-                if value is not None:
-                    flat[f"{name}/{entry}"] = torch.as_tensor(value).detach().clone()
-        return flat
+        """Return a copy of the optimizer's state as flat tensors."""
+        return {name: value.detach().clone() for name, value in self._entries()}
 
     def check(self, flat: Mapping[str, Tensor]) -> None:
         """Raise if `flat` names a parameter that does not train here, or does not fit it."""
@@ -213,9 +208,9 @@ def _has_fused_step(parameters: Iterable[Tensor]) -> bool:
 def _make(parameters: list[Parameter], kind: str | OptimizerFactory, lr: float, weight_decay: float) -> Optimizer:
     if callable(kind):
         return kind(parameters)
-    fused = _has_fused_step(parameters)
+    common: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "fused": _has_fused_step(parameters)}
     if kind == "adam":
-        return Adam(parameters, lr=lr, weight_decay=weight_decay, fused=fused)
+        return Adam(parameters, **common)
     if kind in ("sgd", "nesterov"):
-        return SGD(parameters, lr, 0.9, weight_decay=weight_decay, nesterov=kind == "nesterov", fused=fused)
+        return SGD(parameters, momentum=0.9, nesterov=kind == "nesterov", **common)
     raise SettingError(f"optimizer={kind!r}: expected 'adam', 'sgd', 'nesterov' or a callable of the parameters")

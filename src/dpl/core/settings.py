@@ -90,25 +90,28 @@ def _check(owner: str, field: "dataclasses.Field[Any]", kind: Any, value: Any) -
 
 def _check_entry(name: str, field: "dataclasses.Field[Any]", kind: Any, value: Any) -> None:
     low, high = field.metadata.get("low"), field.metadata.get("high")
+    kinds = set(get_args(kind) or (kind,))
     choices = field.metadata.get("choices") or (get_args(kind) if get_origin(kind) is Literal else None)
-    if choices is not None and value not in choices:
-        raise SettingError(f"{name}: expected one of {', '.join(map(repr, choices))}")
-    if low is None and high is None:
-        if kind is bool and choices is None and not isinstance(value, bool):
+    numeric = low is not None or high is not None or kinds <= {int, float, type(None)}
+    if choices is not None:
+        if value not in choices:
+            raise SettingError(f"{name}: expected one of {', '.join(map(repr, choices))}")
+    elif kind is bool:
+        if not isinstance(value, bool):
             raise SettingError(f"{name}: expected True or False")
-        return
-    kinds = get_args(kind) or (kind,)
-    whole = int in kinds and float not in kinds
-    expected = f"{'a whole number' if whole else 'a number'} {_range(low, high)}"
+    elif numeric and not (value is None and field.default is None):
+        _check_number(name, value, low, high, whole=int in kinds and float not in kinds)
+
+
+def _check_number(name: str, value: Any, low: float | None, high: float | None, *, whole: bool) -> None:
+    expected = f"a {'whole ' if whole else ''}number{_range(low, high)}"
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        if value is None and field.default is None:
-            return
         raise SettingError(f"{name} ({type(value).__name__}): expected {expected}")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         raise SettingError(f"{name}: expected {expected}")
 
 
 def _range(low: float | None, high: float | None) -> str:
-    if high is None:
-        return f"of at least {low}"
-    return f"of at most {high}" if low is None else f"from {low} to {high}"
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    return f" of at least {low}" if low is not None else f" of at most {high}" if high is not None else ""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpl.core.errors import SnapshotError
 
-__all__ = ["Stateful", "move_module", "undo_changes"]
+__all__ = ["Stateful", "move_module", "part_of", "undo_changes"]
 
 Value = Tensor | int | float | None
 
@@ -66,19 +66,17 @@ class Stateful:
 
     def check(self, state: Mapping[str, Tensor]) -> None:
         """Raise if `state` does not fit the declarations; changes nothing."""
-        unknown = set(state)
         for name in self._values:
             if name not in state and name not in self._optional:
                 raise SnapshotError(f"state {name!r} is missing; this is not a state of {type(self).__name__}")
-            unknown.discard(name)
             _check_value(name, getattr(self, name), state.get(name))
-        for name, owner in (self._modules_ | self._parts).items():
-            unknown -= {key for key in unknown if key.startswith(f"{name}.")}
-            part = {key: value for key, value in _below(state, name)}
-            if isinstance(owner, Stateful):
-                owner.check(part)
-            elif set(part) != set(owner.state_dict()):
+        for name, module in self._modules_.items():
+            if set(part_of(state, name)) != set(module.state_dict()):
                 raise SnapshotError(f"state of {name!r} has other parameters than {type(self).__name__} expects")
+        for name, part in self._parts.items():
+            part.check(part_of(state, name))
+        below = tuple(f"{name}." for name in self._modules_ | self._parts)
+        unknown = {key for key in state if not key.startswith(below)} - set(self._values)
         if unknown:
             raise SnapshotError(f"unknown state {sorted(unknown)[:4]} for {type(self).__name__}")
 
@@ -87,9 +85,9 @@ class Stateful:
         for name in self._values:
             setattr(self, name, _like(getattr(self, name), state.get(name)))
         for name, module in self._modules_.items():
-            module.load_state_dict(dict(_below(state, name)))
+            module.load_state_dict(part_of(state, name))
         for name, part in self._parts.items():
-            part.restore(dict(_below(state, name)))
+            part.restore(part_of(state, name))
 
     def keep(self) -> Callable[[], None] | None:
         """Return a function that undoes what this object changes in place from now on; None if it never does.
@@ -167,8 +165,9 @@ def move_module(module: nn.Module, transfer: Callable[[Tensor], Tensor]) -> None
         torch.__future__.set_swap_module_params_on_conversion(swaps)
 
 
-def _below(state: Mapping[str, Tensor], name: str) -> list[tuple[str, Tensor]]:
-    return [(key[len(name) + 1 :], value) for key, value in state.items() if key.startswith(f"{name}.")]
+def part_of(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the entries of a state below `name`, without that prefix."""
+    return {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}.")}
 
 
 def _copied(value: Any) -> Any:

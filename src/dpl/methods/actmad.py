@@ -27,7 +27,7 @@ from dpl.core.errors import InputError, ModelError, SettingError
 from dpl.core.numerics import variance_and_mean
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective, Source
-from dpl.methods.parts.source_data import on_network
+from dpl.methods.parts.source_data import first_batches
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network
@@ -70,16 +70,12 @@ class ActMAD(GradientMethod[ActMADSettings]):
     @torch.no_grad()
     def prepare(self, source: Source | None) -> None:
         """Average the statistics of source batches."""
-        found, seen = list[tuple[Tensor, Tensor]](), 0
-        for batch in self.require_source(source, relative="tent"):
-            images, _ = on_network(batch, self.network)
+        batches, found = self.require_source(source, relative="tent"), list[tuple[Tensor, Tensor]]()
+        for images, _ in first_batches(batches, self.network, self.settings.source_samples):
             if len(images) > 1:
                 with self._watching() as statistics:
                     self.network(images)
                 found.append(_flat(statistics))
-            seen += len(images)
-            if seen > self.settings.source_samples:
-                break
         if not found:
             raise SettingError("source gave no batch of at least two images; their variance is needed")
         variances, means = zip(*found, strict=True)

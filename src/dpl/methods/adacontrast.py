@@ -26,8 +26,10 @@ from torch import Tensor, nn
 
 from dpl.core.optimizer import NamedOptimizer
 from dpl.core.settings import setting
-from dpl.memory.queue import neighbour_vote, write_ring
+from dpl.memory.queue import write_ring
 from dpl.methods.base import Fact, GradientMethod, Objective
+from dpl.methods.parts.head_rate import with_head_rate
+from dpl.methods.parts.neighbour_bank import NeighbourBank
 from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
@@ -35,7 +37,7 @@ from dpl.network import Network, Pass
 from dpl.network.norm import TrackRunning
 from dpl.objectives import marginal_entropy
 from dpl.objectives.contrastive import class_aware_info_nce
-from dpl.views import adacontrast_strong_view, adacontrast_weak_view, seeded
+from dpl.views import adacontrast_strong_view, adacontrast_weak_view
 
 __all__ = ["AdaContrast", "AdaContrastSettings"]
 
@@ -74,7 +76,7 @@ class AdaContrastSettings(
     needs_classifier=True,
     views=True,
 )
-class AdaContrast(GradientMethod[AdaContrastSettings]):
+class AdaContrast(NeighbourBank, GradientMethod[AdaContrastSettings]):
     """Pseudo-labels, contrast and diversity."""
 
     settings_class = AdaContrastSettings
@@ -83,10 +85,6 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
     queue: Tensor  # [K, d], unit vectors
     queue_labels: Tensor  # [K]
     queue_next: int
-    bank: Tensor  # [K, d], unit vectors; the first `bank_filled` rows are in use
-    bank_probabilities: Tensor  # [K, C]
-    bank_next: int
-    bank_filled: int
 
     def __init__(self, network: Network, settings: AdaContrastSettings) -> None:
         super().__init__(network, settings)
@@ -97,43 +95,29 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
         noise = torch.randn(size, width, generator=self.random.generator, dtype=like.dtype).to(like.device)
         labels = self.random.integers(network.classes, size)
         self.declare(queue=F.normalize(noise, dim=1), queue_labels=labels, queue_next=0, seen=0)
-        empty, uncertain = like.new_zeros(size, width), like.new_zeros(size, network.classes)
-        self.change_in_place("queue", "queue_labels", "bank", "bank_probabilities")
-        self.declare(bank=empty, bank_probabilities=uncertain, bank_next=0, bank_filled=0)
+        self.change_in_place("queue", "queue_labels")
+        self.declare_bank(network, size)
 
     def make_optimizer(self, parameters: dict[str, nn.Parameter]) -> NamedOptimizer:
         """Return the optimizer, with a learning rate of its own for the head."""
-        names = self._head()
-        head = {name: p for name, p in parameters.items() if name in names}
-        body = {name: p for name, p in parameters.items() if name not in names}
-        if self.settings.head_lr_factor == 1 or not body or not head:
+        s = self.settings
+        if s.head_lr_factor == 1:
             return super().make_optimizer(parameters)
-        named = super().make_optimizer(body | head)
-        named.optimizer.param_groups[0]["params"] = list(body.values())
-        own = {"params": list(head.values()), "lr": self.settings.lr * self.settings.head_lr_factor}
-        named.optimizer.add_param_group(own)
-        return named
-
-    def _head(self) -> set[str]:
-        """Return the names of the classifier's parameters and of a bottleneck's, which a BatchNorm1d gives away."""
-        modules = dict(self.network.module.named_modules())
-        owners = {self.network.classifier_name or ""}
-        if any(isinstance(layer, nn.BatchNorm1d) for layer in modules.values()):
-            owners |= {name for name, layer in modules.items() if isinstance(layer, (nn.Linear, nn.BatchNorm1d))}
-        return {f"{owner}.{name}" for owner in owners for name, _ in modules[owner].named_parameters()}
+        return with_head_rate(super().make_optimizer, parameters, self.network, s.lr * s.head_lr_factor)
 
     def step(self, images: Tensor) -> Tensor:
         """Learn from three views, then predict the images themselves."""
         earlier = self.predict(images) if self.settings.output == "before" else None
         for _ in range(self.settings.steps):
-            weak = seeded(self.weak, self.random.fresh_seed())(images)
-            query, key = (seeded(self.strong, self.random.fresh_seed())(images) for _ in range(2))
+            weak = self.view(images, self.weak)
+            query, key = (self.view(images, self.strong) for _ in range(2))
             with self.network.norm.using(TrackRunning()):
                 labels = self.pseudo_labels(weak)
                 with torch.enable_grad():
                     out = self.network(query)
-                    self.learn(out, self.keys(key), labels)
-            self.fill_bank(weak)
+                    self.teacher.follow()
+                    self.learn(out, F.normalize(self.teacher(key).z, dim=1), labels)
+            self.fill_bank(self.teacher(weak), overwrite_newest=self.settings.authors)
         return self.predict(images) if earlier is None else earlier
 
     @torch.no_grad()
@@ -143,15 +127,7 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
         if self.seen < self.settings.refine_after:
             self.seen += len(weak)
             return out.logits.argmax(dim=1)
-        known = slice(self.bank_filled)
-        votes = neighbour_vote(out.z, self.bank[known], self.bank_probabilities[known], self.settings.neighbours)
-        return votes.argmax(dim=1)
-
-    @torch.no_grad()
-    def keys(self, key: Tensor) -> Tensor:
-        """Move the momentum encoder and return its unit features."""
-        self.teacher.follow()
-        return F.normalize(self.teacher(key).z, dim=1)
+        return self.voted(out.z, self.settings.neighbours)
 
     def learn(self, out: Pass, keys: Tensor, labels: Tensor) -> None:
         """Take one step on the query pass and move the queue on."""
@@ -168,20 +144,5 @@ class AdaContrast(GradientMethod[AdaContrastSettings]):
         contrast = class_aware_info_nce(out.z, keys, labels, self.queue, self.queue_labels, s.temperature)
         diversity = marginal_entropy(out.logits, eps=1e-8)
         value = s.label_weight * fit + s.contrast_weight * contrast - s.diversity_weight * diversity
-        facts: dict[str, Fact] = {
-            "fit": fit.detach(),
-            "queue_contrast": contrast.detach(),
-            "diversity": diversity.detach(),
-        }
-        return Objective(value, None, facts)
-
-    @torch.no_grad()
-    def fill_bank(self, weak: Tensor) -> None:
-        """Put the momentum encoder's view of the weak images into the bank."""
-        out = self.teacher(weak)
-        size, was_filled = len(self.bank), self.bank_filled
-        write_ring(self.bank_probabilities, out.probabilities, self.bank_next)
-        self.bank_next = write_ring(self.bank, F.normalize(out.z, dim=1), self.bank_next)
-        self.bank_filled = min(was_filled + len(weak), size)
-        if self.settings.authors and was_filled < self.bank_filled == size:
-            self.bank_next = (self.bank_next - len(weak)) % size
+        facts: dict[str, Fact] = {"fit": fit.detach(), "queue_contrast": contrast.detach()}
+        return Objective(value, None, facts | {"diversity": diversity.detach()})

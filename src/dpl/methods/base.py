@@ -6,7 +6,7 @@ class and a `loss`; one with a loop of its own overrides `step`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -19,11 +19,13 @@ from dpl.core.optimizer import NamedOptimizer
 from dpl.core.random import Random
 from dpl.core.state import Stateful
 from dpl.methods.parts.effective_batch import EffectiveBatch
+from dpl.methods.parts.top_layers import below_top
 from dpl.methods.registry import MethodInfo
 from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass, StreamRule
 from dpl.network.norm import AutoBlend, RunningStatistics, parse_norm
 from dpl.network.target_statistics import TargetStatistics
+from dpl.views import seeded
 
 __all__ = ["Fact", "GradientMethod", "Method", "Objective", "Source", "Term"]
 
@@ -74,6 +76,7 @@ class Method(Stateful, Generic[S]):
     settings_class: ClassVar[type[Settings]] = Settings
     no_export: str = ""  # why no plain network can give this method's predictions
     commits_last: ClassVar[bool] = False  # nothing that can fail comes after the optimizer's (only) step
+    augment: Callable[[Tensor], Tensor]  # of methods that make views
 
     def __init__(self, network: Network, settings: S) -> None:
         super().__init__()
@@ -146,6 +149,10 @@ class Method(Stateful, Generic[S]):
             self.facts["norm"] = share
         return logits.detach() if logits.requires_grad else logits
 
+    def view(self, images: Tensor, augment: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Return a random view of images; its numbers come from the method's own generator."""
+        return seeded(augment or self.augment, self.random.fresh_seed())(images)
+
     def step(self, images: Tensor) -> Tensor:
         """Predict a batch and adapt to it; return the logits."""
         self.facts = {"updated": False, "reason": "this method only predicts"}
@@ -196,7 +203,9 @@ class GradientMethod(Method[G]):
 
     def trained_parameters(self) -> dict[str, Parameter]:
         """Return what trains; methods with modules of their own add those."""
-        return self.network.train_only(self.settings.scope, self.settings.train_from)
+        chosen = self.network.train_only(self.settings.scope, self.settings.train_from)
+        frozen = getattr(self.settings, "frozen_modules", ())  # of methods that leave the top of a network alone
+        return below_top(self.network.module, chosen, frozen) if frozen else chosen
 
     def make_optimizer(self, parameters: dict[str, Parameter]) -> NamedOptimizer:
         """Return the optimizer of the settings."""
@@ -278,7 +287,7 @@ class GradientMethod(Method[G]):
 
     def update(self, objective: Objective, out: Pass) -> None:
         """Add the terms, take one optimizer step if there is reason to, and record what happened."""
-        objective = self.with_terms(objective, out)
+        objective = self.with_terms(objective, out) if self.terms else objective
         finite = objective.value.detach().isfinite()
         should_step = finite if objective.should_step is None else finite & objective.should_step
         if self.settings.min_selected > 0 and objective.selected is not None:

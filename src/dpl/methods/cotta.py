@@ -29,13 +29,13 @@ from dpl.core.settings import setting
 from dpl.memory.ema import restore_randomly
 from dpl.methods.base import Fact, GradientMethod, Objective
 from dpl.methods.parts.source_weights import SourceWeights
-from dpl.methods.parts.teacher import Teacher
+from dpl.methods.parts.teacher import AnsweredByTeacher, Teacher
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network
 from dpl.network.split import logits_of
 from dpl.objectives.consistency import soft_cross_entropy, symmetric_cross_entropy
-from dpl.views import cotta_view, seeded
+from dpl.views import cotta_view
 
 __all__ = ["CoTTA", "CoTTASettings"]
 
@@ -71,11 +71,10 @@ class CoTTASettings(GradientSettings, norm="batch", scope="all"):
     views=True,
     host_reads=1,
 )
-class CoTTA(GradientMethod[CoTTASettings]):
+class CoTTA(AnsweredByTeacher, GradientMethod[CoTTASettings]):
     """A view-averaged teacher and stochastic restoring."""
 
     settings_class = CoTTASettings
-    teacher: Teacher
     source: SourceWeights
 
     def __init__(self, network: Network, settings: CoTTASettings) -> None:
@@ -118,17 +117,7 @@ class CoTTA(GradientMethod[CoTTASettings]):
         total = torch.zeros((), device=images.device)
         for first in range(0, self.settings.views, at_once):
             count = min(at_once, self.settings.views - first)
-            views = torch.cat([seeded(self.augment, self.random.fresh_seed())(images) for _ in range(count)])
+            views = torch.cat([self.view(images) for _ in range(count)])
             with self.teacher.network.norm.using(groups=count):
                 total = total + self.teacher(views).logits.view(count, len(images), -1).sum(dim=0)
         return total / self.settings.views
-
-    @property
-    def predicting(self) -> Network:
-        """The teacher's network."""
-        return self.teacher.network
-
-    @torch.no_grad()
-    def predict(self, images: Tensor) -> Tensor:
-        """Predict with the teacher."""
-        return self.teacher(images).logits

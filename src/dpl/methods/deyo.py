@@ -20,18 +20,16 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter
 
 from dpl.core.errors import InputError
 from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
-from dpl.methods.parts.top_layers import TOP_LAYERS, below_top
+from dpl.methods.parts.top_layers import TOP_LAYERS
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Pass
 from dpl.objectives import entropy, entropy_margin, masked_mean
-from dpl.views import seeded
 
 __all__ = ["DeYO", "DeYOSettings", "permute_patches", "shuffle_patches"]
 
@@ -61,10 +59,6 @@ class DeYO(GradientMethod[DeYOSettings]):
     """Entropy of samples that need their shape."""
 
     settings_class = DeYOSettings
-
-    def trained_parameters(self) -> dict[str, Parameter]:
-        """Return the parameters below the top."""
-        return below_top(self.network.module, super().trained_parameters(), self.settings.frozen_modules)
 
     def candidates(self, out: Pass) -> Tensor:
         """The reliable samples."""
@@ -97,7 +91,7 @@ class DeYO(GradientMethod[DeYOSettings]):
 
     def _destroy(self, images: Tensor) -> Tensor:
         if self.settings.augment is not None:
-            return seeded(self.settings.augment, self.random.fresh_seed())(images)
+            return self.view(images, self.settings.augment)
         return shuffle_patches(images, self.settings.patches, self.random.generator)
 
 

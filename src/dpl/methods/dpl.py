@@ -17,7 +17,7 @@ full steps of what little Eq. 6 leaves, and of its own momentum.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,28 +26,14 @@ from dpl.core.numerics import at_least_float32
 from dpl.core.random import Random
 from dpl.core.settings import setting
 from dpl.memory import update_class_memory
-from dpl.methods.base import Fact, GradientMethod, Objective, Term
-from dpl.methods.parts.class_sample import sampled_classes
-from dpl.methods.parts.style_transfer import StyleTransfer
+from dpl.methods.base import Objective
+from dpl.methods.parts.prototype_family import PrototypeMethod, PrototypeSettings, PrototypeTerm
+from dpl.methods.parts.regulariser import regularised
 from dpl.methods.registry import register
-from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass
-from dpl.objectives import classes_present, confident_labels, dpl_star, prototype_regularization
+from dpl.objectives import dpl_star
 
-__all__ = ["DPL", "DPLSettings", "DPLTerm", "PrototypeMethod", "PrototypeSettings", "PrototypeTerm"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrototypeSettings(GradientSettings, lr=5e-5, scope="all"):
-    """Settings of dpl_o, dpl_star, dpl and dpl_dagger."""
-
-    confidence: float = setting(0.9, "alpha: samples with a probability above it take part", low=0, high=1)
-    temperature: float = setting(0.1, "tau: temperature of the cosine similarities", low=1e-4)
-    style: Literal["off", "two_pass", "carry_over"] = setting(
-        "off", "also show confident samples in the style of unconfident ones: of this batch, or of the last"
-    )
-    style_layer: str | None = setting(None, "module whose output is restyled; found when not given")
-    style_from: Literal["unconfident", "all", "confident"] = setting("unconfident", "which samples lend their style")
+__all__ = ["DPL", "DPLSettings", "DPLTerm", "PrototypeMethod"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,62 +46,6 @@ class DPLSettings(PrototypeSettings):
         "features", "what Eq. 5 averages: features as they are, or scaled to length one, as prototypes then are too"
     )
     memory_grad: bool = setting(False, "let gradients flow through the batch's own share of the memory")
-
-
-P = TypeVar("P", bound=PrototypeSettings)
-
-
-class PrototypeTerm(Term, Generic[P]):
-    """A loss over the confident samples; `X+<member>` adds it to X."""
-
-    def __init__(self, network: Network, settings: P, random: Random) -> None:
-        super().__init__()
-        self.network, self.settings, self.random = network, settings, random
-        self.styling: StyleTransfer | None = None
-        if settings.style != "off":
-            carry = settings.style == "carry_over"
-            self.declare_part(
-                "styling", StyleTransfer(network, random, settings.style_layer, settings.style_from, carry=carry)
-            )
-
-    def candidates(self, out: Pass) -> Tensor:
-        """Eq. 1: the confident samples."""
-        return confident_labels(out.reference, self.settings.confidence) >= 0
-
-    def __call__(self, out: Pass) -> Objective:
-        """Return the loss over the confident samples; with one class alone there is nothing to contrast."""
-        if self.styling is not None:
-            out = self.styling.extend(out, self.settings.confidence)
-        labels = confident_labels(out.reference, self.settings.confidence)  # -1: not confident
-        present = classes_present(labels)
-        facts: dict[str, Fact] = {"confident": out.share(labels >= 0), "classes": present}
-        objective = self.loss(out, labels)
-        reason = "fewer than two classes among the confident samples"
-        return Objective(objective.value, present > 1, facts | objective.facts, reason)
-
-    def loss(self, out: Pass, labels: Tensor) -> Objective:
-        """Return the member's loss."""
-        raise NotImplementedError
-
-
-class PrototypeMethod(GradientMethod[P], Generic[P]):
-    """What the family shares: only confident samples take part, and style transfer can be added."""
-
-    settings_class: ClassVar[type[Settings]] = PrototypeSettings
-    term_class: ClassVar[type[PrototypeTerm[Any]]]
-    term: PrototypeTerm[P]
-
-    def __init__(self, network: Network, settings: P) -> None:
-        super().__init__(network, settings)
-        self.declare_part("term", self.term_class(network, settings, self.random))
-
-    def candidates(self, out: Pass) -> Tensor | None:
-        """Eq. 1: the confident samples."""
-        return self.term.candidates(out)
-
-    def loss(self, out: Pass) -> Objective:
-        """The member's loss."""
-        return self.term(out)
 
 
 class DPLTerm(PrototypeTerm[DPLSettings]):
@@ -137,11 +67,8 @@ class DPLTerm(PrototypeTerm[DPLSettings]):
         z = F.normalize(out.z[own], dim=1) if s.memory == "directions" else out.z[own]
         memory = update_class_memory(self.memory, z, labels[own], s.momentum)  # Eq. 5
         self.memory = memory.detach()
-        sampled = sampled_classes(len(w), self.random)
         used = memory if s.memory_grad else self.memory
-        regulariser = prototype_regularization(w, used, s.temperature, sampled)  # Eq. 6
-        facts: dict[str, Fact] = {"contrast": contrast.detach(), "regulariser": regulariser.detach()}
-        return Objective(contrast + s.reg_weight * regulariser, facts=facts)  # Eq. 7
+        return regularised(contrast, w, used, s.temperature, s.reg_weight, self.random)  # Eq. 6 and 7
 
     def restart(self) -> None:
         """Start the memory from the classifier's rows again."""

@@ -13,7 +13,7 @@ leaves nothing to contrast: no step is taken.
 from torch import Tensor
 
 from dpl.methods.base import Objective
-from dpl.methods.dpl import PrototypeMethod, PrototypeSettings, PrototypeTerm
+from dpl.methods.parts.prototype_family import PrototypeMethod, PrototypeSettings, PrototypeTerm
 from dpl.methods.registry import register
 from dpl.network import Pass
 from dpl.objectives import dpl_o

@@ -17,33 +17,25 @@ update. A batch of one has no contrast and changes no weight.
 Every part is a setting: `norm`, `loss`, `reg_weight`, `answer`, `filter_k`, `scope`, `lr`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from dpl.core.numerics import at_least_float32
 from dpl.core.random import Random
 from dpl.core.settings import setting
-from dpl.methods.base import Fact, GradientMethod, Objective, Term
-from dpl.methods.parts.class_sample import sampled_classes
+from dpl.methods.base import GradientMethod, Objective, Term
+from dpl.methods.parts.regulariser import regularised
+from dpl.methods.parts.scaled_answer import AnsweredBySupports
 from dpl.methods.parts.supports import SupportSet, SupportSettings
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.objectives import (
-    confident_labels,
-    dpl_soft,
-    dpl_star,
-    entropy,
-    marginal_entropy,
-    prototype_regularization,
-)
+from dpl.objectives import confident_labels, dpl_soft, dpl_star, entropy, marginal_entropy
 
 __all__ = ["DPLSoft", "DPLSoftSettings", "DPLSoftTerm"]
-
-_EPS = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +50,16 @@ class DPLSoftSettings(GradientSettings, SupportSettings, norm="auto", lr=2e-4, s
     temperature: float = setting(0.1, "tau: temperature of the cosine similarities", low=1e-4)
     reg_weight: float = setting(1.0, "beta: weight of the regulariser", low=0)
     answer: Literal["memory", "classifier"] = setting("memory", "what predicts")
+
+
+# Each loss without the regulariser, of a pass and the prototypes.
+_LOSSES: dict[str, Callable[[Pass, Tensor, DPLSoftSettings], Tensor]] = {
+    "soft": lambda out, w, s: dpl_soft(out.z, w, out.probabilities, s.temperature),
+    "star": lambda out, w, s: dpl_star(out.z, w, confident_labels(out.reference, s.confidence), s.temperature),
+    "information": lambda out, _w, _s: entropy(out.logits).mean() - marginal_entropy(out.logits),
+    "entropy": lambda out, _w, _s: entropy(out.logits).mean(),
+    "none": lambda out, _w, _s: out.z.new_zeros(()),
+}
 
 
 class DPLSoftTerm(Term):
@@ -78,28 +80,12 @@ class DPLSoftTerm(Term):
     def objective(self, out: Pass) -> Objective:
         """Return the loss with the supports as they are."""
         s, w = self.settings, self.network.prototypes
-        contrast = self._contrast(out, w)
+        contrast = _LOSSES[s.loss](out, w, s)
         enough = torch.full((), len(out.logits) > 1, device=contrast.device)
         if s.reg_weight == 0:
             return Objective(contrast, enough)
-        sampled = sampled_classes(len(w), self.random)
-        regulariser = prototype_regularization(w, self.supports.sums, s.temperature, sampled)  # Eq. 6
-        facts: dict[str, Fact] = {"contrast": contrast.detach(), "regulariser": regulariser.detach()}
-        return Objective(contrast + s.reg_weight * regulariser, enough, facts)  # Eq. 7
-
-    def _contrast(self, out: Pass, w: Tensor) -> Tensor:
-        """The loss without the regulariser."""
-        s = self.settings
-        match s.loss:
-            case "soft":
-                return dpl_soft(out.z, w, out.probabilities, s.temperature)
-            case "star":
-                return dpl_star(out.z, w, confident_labels(out.reference, s.confidence), s.temperature)
-            case "information":
-                return entropy(out.logits).mean() - marginal_entropy(out.logits)
-            case "entropy":
-                return entropy(out.logits).mean()
-        return out.z.new_zeros(())
+        both = regularised(contrast, w, self.supports.sums, s.temperature, s.reg_weight, self.random)  # Eq. 6 and 7
+        return replace(both, should_step=enough)
 
     def restart(self) -> None:
         """Start the support set from the classifier's rows again."""
@@ -114,19 +100,18 @@ class DPLSoftTerm(Term):
     needs_classifier=True,
     host_reads=1,  # norm="auto", until samples of a batch are first seen to be correlated
 )
-class DPLSoft(GradientMethod[DPLSoftSettings]):
+class DPLSoft(AnsweredBySupports, GradientMethod[DPLSoftSettings]):
     """Soft DPL."""
 
     settings_class = DPLSoftSettings
     commits_last = True
     term_class = DPLSoftTerm  # what `X+dpl_soft` adds to X
     term: DPLSoftTerm
-    scale: Tensor  # [], of the memory's logits
 
     def __init__(self, network: Network, settings: DPLSoftSettings) -> None:
         super().__init__(network, settings)
-        self.declare(scale=torch.ones((), device=network.device))
         self.declare_part("term", self.term_class(network, settings, self.random))
+        self.declare_answer(network, self.term.supports, by_memory=settings.answer == "memory")
 
     def step(self, images: Tensor) -> Tensor:
         """Let the batch enter the support set, predict it, then update, `steps` times."""
@@ -141,37 +126,3 @@ class DPLSoft(GradientMethod[DPLSoftSettings]):
         if not learning:
             self.facts = {"updated": True, "supports": self.term.supports.size}
         return self.answer(images, logits)
-
-    @torch.no_grad()
-    def enter(self, out: Pass) -> Tensor:
-        """Let the batch enter the support set, and predict it; the memory's logits get the spread of the classifier's.
-
-        Their order stays. A confidence then means what it meant to whoever compares it with the source model's.
-        """
-        self.term.supports.add(out)
-        memory, classifier = self.term.supports.scores(out.z), at_least_float32(out.reference)
-        self.scale = (_spread(classifier) / _spread(memory).clamp(min=_EPS)).to(self.scale.dtype)
-        return self.scores(out)
-
-    @torch.no_grad()
-    def predict(self, images: Tensor) -> Tensor:
-        """Predict with the supports as they are."""
-        return self.scores(self.network(images))
-
-    def exported_classifier(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return the memory's directions, a linear layer without a bias, if they answer."""
-        if self.settings.answer == "classifier":
-            return None
-        return self.scale * self.term.supports.directions(), None
-
-    @torch.no_grad()
-    def scores(self, out: Pass) -> Tensor:
-        """Return the logits of the memory, or of the classifier if that is to answer."""
-        if self.settings.answer == "classifier":
-            return out.reference
-        return (self.scale * self.term.supports.scores(out.z)).to(out.reference.dtype)
-
-
-def _spread(logits: Tensor) -> Tensor:
-    """Return the length of all logits together, each row centred."""
-    return (logits - logits.mean(dim=1, keepdim=True)).square().sum().sqrt()

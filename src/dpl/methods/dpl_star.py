@@ -10,7 +10,7 @@ Updates, needs, output and empty cases are those of dpl_o.
 from torch import Tensor
 
 from dpl.methods.base import Objective
-from dpl.methods.dpl import PrototypeMethod, PrototypeSettings, PrototypeTerm
+from dpl.methods.parts.prototype_family import PrototypeMethod, PrototypeSettings, PrototypeTerm
 from dpl.methods.registry import register
 from dpl.network import Pass
 from dpl.objectives import dpl_star

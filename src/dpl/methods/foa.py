@@ -27,7 +27,7 @@ from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
 from dpl.methods.base import Method, Source
 from dpl.methods.parts.cma_es import CMAES
-from dpl.methods.parts.source_data import on_network
+from dpl.methods.parts.source_data import first_batches
 from dpl.methods.parts.token_blocks import TokenBlocks
 from dpl.methods.registry import register
 from dpl.methods.settings import Settings
@@ -83,16 +83,11 @@ class FOA(Method[FOASettings]):
     @torch.no_grad()
     def prepare(self, source: Source | None) -> None:
         """Compute the statistics of the source's features."""
-        found, count = list[Tensor](), 0
         if source is None:
             raise SettingError("'foa' needs source images: pass source=; without source data use 'lame' or 't3a'")
-        for batch in source:
-            features, _, _ = self._run(on_network(batch, self.network)[0], None)
-            found.append(features)
-            count += len(features)
-            if count > self.settings.source_samples:
-                break
-        if count < 2:
+        batches = first_batches(source, self.network, self.settings.source_samples)
+        found = [self._run(images, None)[0] for images, _ in batches]
+        if sum(map(len, found)) < 2:
             raise SettingError("source gave fewer than two images; their deviation is needed")
         self.source_std, self.source_mean = torch.std_mean(torch.cat(found), dim=0)
 

@@ -29,8 +29,16 @@ from dpl.methods.parts.source_weights import SourceWeights
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.network.norm import BlendedStatistics, Forward, NormControl, RecordedStatistics, channel_statistics
-from dpl.views import memo_view, seeded
+from dpl.network.norm import (
+    BatchRule,
+    BlendedStatistics,
+    Forward,
+    NormControl,
+    RecordedStatistics,
+    blend_with_running,
+    channel_statistics,
+)
+from dpl.views import memo_view
 
 __all__ = ["MEMO", "BlendedConstants", "MEMOSettings"]
 
@@ -44,20 +52,18 @@ class MEMOSettings(GradientSettings, scope="all", optimizer="sgd", lr=5e-3, outp
 
 
 @dataclass(frozen=True)
-class BlendedConstants:
+class BlendedConstants(BatchRule):
     """Blended statistics through which no gradient flows."""
 
     share: float
+    needs_running = True
 
-    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Normalise by the blend."""
-        if layer.running_mean is None or layer.running_var is None or x.numel() // x.shape[1] < 2:
-            return BlendedStatistics(self.share)(layer, forward, x, control)
         with torch.no_grad():
             variance, mean = channel_statistics(x, correction=1)
-            mean = torch.lerp(layer.running_mean, mean.to(layer.running_mean.dtype), self.share)
-            variance = torch.lerp(layer.running_var, variance.to(layer.running_var.dtype), self.share)
-        return RecordedStatistics({layer: (mean, variance)})(layer, forward, x, control)
+            blended = blend_with_running(layer, mean, variance, self.share)
+        return RecordedStatistics({layer: blended})(layer, forward, x, control)
 
 
 @register(
@@ -98,7 +104,7 @@ class MEMO(GradientMethod[MEMOSettings]):
         """Return the prediction of one image [1, ...] after the steps on its views."""
         before = self.predict(image) if self.settings.output == "before" else image
         repeated = image.expand(self.settings.views, *image.shape[1:])
-        views = seeded(self.augment, self.random.fresh_seed())(repeated)
+        views = self.view(repeated)
         for _ in range(self.settings.steps):
             with torch.enable_grad():
                 out = self.network(views)

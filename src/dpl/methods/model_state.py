@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpl.core.errors import SnapshotError
-from dpl.core.state import undo_changes
+from dpl.core.state import part_of, undo_changes
 from dpl.methods.base import Method
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network
 from dpl.network.norm import BatchStatistics, BlendedStatistics, RunningStatistics
 
-__all__ = ["ModelState", "State", "part_of", "stays_on_host"]
+__all__ = ["ModelState", "State", "stays_on_host"]
 
 State = dict[str, Tensor]
 _Place = tuple[str, Mapping[str, Tensor | None], str]  # name in the state, dictionary of the layer, key there
@@ -47,7 +47,7 @@ class ModelState:
         self._undo = []
         if self._is_plain and not may_fail_later:
             return
-        self._undo.append(undo_changes([value for _, held, key in self._places[1] if (value := held[key]) is not None]))
+        self._undo.append(undo_changes([value for _, value in _held(self._places[1])]))
         self._undo += [undo for owner in self.method.everyone() if (undo := owner.keep()) is not None]
         if may_fail_later or not self._commits_last:
             self._keep_trained()
@@ -69,7 +69,7 @@ class ModelState:
         self.kept = None
 
     def _keep_trained(self) -> None:
-        self._undo.append(undo_changes([value for value, _ in self.trained()]))
+        self._undo.append(undo_changes([value for _, value in self._trained()]))
         self._undo += [optimizer.keep() for optimizer in self.method.optimizers.values()]
 
     def _find_what_a_call_changes(self) -> None:
@@ -170,23 +170,22 @@ class ModelState:
 
     def source_parameters(self) -> State:
         """Return the source values of the parameters that train, by name, not copied."""
-        names = (name for name, held, key in self._places[0] if (v := held[key]) is not None and v.requires_grad)
-        return {name: self.origin[f"model.{name}"] for name in names}
+        return {name: self.origin[f"model.{name}"] for name, _ in self._trained()}
 
     def trained(self) -> list[tuple[Tensor, Tensor]]:
         """Return each parameter of the network that trains, with its source value."""
-        found = ((name, held[key]) for name, held, key in self._places[0])
-        return [(value, self.origin[f"model.{n}"]) for n, value in found if value is not None and value.requires_grad]
+        return [(value, self.origin[f"model.{name}"]) for name, value in self._trained()]
 
     def _changing(self) -> list[tuple[str, Tensor]]:
-        parameters, buffers = self._places
-        trained = [(n, v) for n, held, key in parameters if (v := held[key]) is not None and v.requires_grad]
-        return trained + [(name, v) for name, held, key in buffers if (v := held[key]) is not None]
+        return self._trained() + _held(self._places[1])
+
+    def _trained(self) -> list[tuple[str, Tensor]]:
+        return [(name, value) for name, value in _held(self._places[0]) if value.requires_grad]
 
 
-def part_of(state: Mapping[str, Tensor], name: str) -> State:
-    """Return the entries of a state below `name`, without that prefix."""
-    return {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}.")}
+def _held(places: list[_Place]) -> list[tuple[str, Tensor]]:
+    """Return the values at these places by name; a layer may hold None."""
+    return [(name, value) for name, held, key in places if (value := held[key]) is not None]
 
 
 def stays_on_host(key: str) -> bool:

@@ -25,20 +25,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpl.core.errors import SettingError
 from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
 from dpl.memory import update_class_memory
 from dpl.memory.bank import occupied_by_age
 from dpl.methods.base import Objective, Source
-from dpl.methods.parts.source_data import on_network
+from dpl.methods.parts.source_data import predicted_class_statistics
 from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
 from dpl.methods.rotta import RoTTA, RoTTASettings, robust_pass
 from dpl.network import Network
 from dpl.network.norm import RunningStatistics
 from dpl.objectives.consistency import soft_cross_entropy, symmetric_cross_entropy
-from dpl.views import seeded
 
 __all__ = ["PeTTA", "PeTTASettings"]
 
@@ -86,28 +84,12 @@ class PeTTA(RoTTA):
         unknown = torch.zeros(network.classes, dtype=torch.bool, device=network.device)
         self.declare(source_mean=zeros, source_variance=zeros.clone(), means=zeros.clone(), known=unknown)
 
-    @torch.no_grad()
     def prepare(self, source: Source | None) -> None:
-        """Compute the features' mean and variance for each predicted class, in float64 on the host."""
-        count, total, square = (torch.zeros(self.network.classes, w, dtype=torch.float64) for w in self._widths())
-        for batch in self.require_source(source, relative="rotta"):
-            out = self.network(on_network(batch, self.network)[0])
-            labels, features = out.logits.argmax(dim=1).cpu(), out.z.cpu().double()
-            count.index_add_(0, labels, torch.ones(len(labels), 1, dtype=torch.float64))
-            total.index_add_(0, labels, features)
-            square.index_add_(0, labels, features**2)
-            if count.sum() > self.settings.source_samples:
-                break
-        if count.sum() == 0:
-            raise SettingError("source is empty: expected at least one batch of (images, labels)")
-        mean = total / count.clamp(min=1)
-        variance = ((square - count * mean**2) / (count - 1).clamp(min=1)).clamp(min=0)
+        """Compute the features' mean and variance for each predicted class."""
+        batches = self.require_source(source, relative="rotta")
+        mean, variance, known = predicted_class_statistics(self.network, batches, self.settings.source_samples)
         self.source_mean, self.source_variance = mean.to(self.means), variance.to(self.means)
-        self.means, self.known = self.source_mean.clone(), (count[:, 0] > 1).to(self.known.device)
-
-    def _widths(self) -> tuple[int, int, int]:
-        width = self.network.classifier.in_features
-        return 1, width, width
+        self.means, self.known = self.source_mean.clone(), known.to(self.known.device)
 
     def step(self, images: Tensor) -> Tensor:
         """Predict with the teacher, fill the bank, measure the divergence, and learn."""
@@ -138,14 +120,12 @@ class PeTTA(RoTTA):
             return
         s, samples = self.settings, self.samples[occupied_by_age(self.slots)]
         with torch.no_grad():
-            taught, first = (
-                robust_pass(network, samples, s.bn_momentum).logits
-                for network in (self.teacher.network, self.anchor.network)
-            )
+            taught = robust_pass(self.teacher.network, samples, s.bn_momentum).logits
+            first = robust_pass(self.anchor.network, samples, s.bn_momentum).logits
         with torch.set_grad_enabled(s.loss == "sce"):  # the plain pass also moves the statistics
             plain = robust_pass(self.network, samples, s.bn_momentum).logits
         with torch.enable_grad():
-            out = robust_pass(self.network, seeded(self.augment, self.random.fresh_seed())(samples), s.bn_momentum)
+            out = robust_pass(self.network, self.view(samples), s.bn_momentum)
             anchoring = soft_cross_entropy(out.logits, first).mean()
             value = self.agreement(plain, out.logits, taught) + s.anchor_weight * anchoring
             self.update(Objective(value + divergence * s.reg_weight * self.drift()), out)
@@ -162,8 +142,5 @@ class PeTTA(RoTTA):
     def drift(self) -> Tensor:
         """Return minus the mean cosine between the trained tensors and the source's; -1: none has turned."""
         source = dict(self.anchor.weights.named_parameters())
-        cosines = [
-            F.cosine_similarity(parameter.flatten(), source[name].flatten(), dim=0)
-            for name, parameter in self.trainable.items()
-        ]
-        return -torch.stack(cosines).mean()
+        pairs = ((parameter.flatten(), source[name].flatten()) for name, parameter in self.trainable.items())
+        return -torch.stack([F.cosine_similarity(now, then, dim=0) for now, then in pairs]).mean()

@@ -22,13 +22,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from dpl.core.errors import SettingError
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective, Source
-from dpl.methods.parts.source_data import on_network
-from dpl.methods.parts.top_layers import TOP_LAYERS, below_top
+from dpl.methods.parts.source_data import first_batches
+from dpl.methods.parts.top_layers import TOP_LAYERS
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
@@ -75,20 +74,13 @@ class POEM(GradientMethod[POEMSettings]):
         self.declare(quantiles=zero.expand(1).clone(), probabilities=zero.expand(1) + 1, seen=0)
         self.declare(bet=zero, squares=zero.clone(), log_wealth=zero.clone())
 
-    def trained_parameters(self) -> dict[str, Parameter]:
-        """Return the parameters below the top."""
-        return below_top(self.network.module, super().trained_parameters(), self.settings.frozen_modules)
-
     @torch.no_grad()
     def prepare(self, source: Source | None) -> None:
         """Compute F."""
-        found, count = list[Tensor](), 0
+        batches = first_batches(self.require_source(source, "sar"), self.network, self.settings.source_samples)
         with self.network.norm.using(RunningStatistics()):
-            for batch in self.require_source(source, relative="sar"):
-                found.append(entropy(self.network(on_network(batch, self.network)[0]).logits))
-                count += len(found[-1])
-                if count > self.settings.source_samples:
-                    break
+            found = [entropy(self.network(images).logits) for images, _ in batches]
+        count = sum(map(len, found))
         quantiles, counts = torch.unique(torch.cat(found or [self.bet[None]]), return_counts=True)
         if len(quantiles) < 2:
             raise SettingError(f"source gave {count} images with one entropy; expected held-out images of the source")

@@ -26,15 +26,14 @@ from torch.nn import Parameter
 
 from dpl.core.settings import setting
 from dpl.methods.base import Fact, GradientMethod, Objective, Source
-from dpl.methods.parts.projector import make_projector, nearest_prototype
+from dpl.methods.parts.projector import declare_projector, nearest_contrast
 from dpl.methods.parts.source_data import SourceStream, class_means
 from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
 from dpl.objectives.consistency import symmetric_cross_entropy
-from dpl.objectives.contrastive import view_contrast
-from dpl.views import rmt_view, seeded
+from dpl.views import rmt_view
 
 __all__ = ["RMT", "RMTSettings"]
 
@@ -82,9 +81,7 @@ class RMT(GradientMethod[RMTSettings]):
 
     def trained_parameters(self) -> dict[str, Parameter]:
         """Return the network's parameters and the projector's."""
-        self.declare_module("projector", make_projector(self.network.prototypes, self.settings.projection, self.random))
-        own = {f"rmt.projector.{name}": p for name, p in self.projector.named_parameters()}
-        return super().trained_parameters() | own
+        return super().trained_parameters() | declare_projector(self, self.settings.projection)
 
     def attach(self, source: Source | None) -> None:
         """Take the source batches to read from, at the start and when a snapshot is brought back."""
@@ -107,19 +104,19 @@ class RMT(GradientMethod[RMTSettings]):
                 group["lr"] = rate * i / steps
             images, _ = self.source.next(self.network)
             with torch.enable_grad():
-                loss = symmetric_cross_entropy(self.network(images).logits, self.taught(images)).mean()
+                loss = symmetric_cross_entropy(self.network(images).logits, self.teacher(images).logits).mean()
                 self.optimizer.step(loss, loss.detach().isfinite())
-            self.follow()
+            self.teacher.follow()
 
     def step(self, images: Tensor) -> Tensor:
         """Agree with the teacher, contrast, replay the source; the teacher follows."""
         for _ in range(self.settings.steps):
             with torch.enable_grad():
                 out = self.network(images)
-                view = self.network(seeded(self.augment, self.random.fresh_seed())(images))
-                taught = self.taught(images)
+                view = self.network(self.view(images))
+                taught = self.teacher(images).logits
                 self.update(self.objective(out, view, taught), out)
-            self.follow()
+            self.teacher.follow()
         return self.answer(images, out.logits + taught)
 
     def objective(self, out: Pass, view: Pass, taught: Tensor) -> Objective:
@@ -127,8 +124,7 @@ class RMT(GradientMethod[RMTSettings]):
         s = self.settings
         pairs = symmetric_cross_entropy(out.logits, taught) + symmetric_cross_entropy(view.logits, taught)
         agreement = 0.5 * pairs.mean()
-        near = self.prototypes[nearest_prototype(out.z.detach(), self.prototypes)]
-        contrast = view_contrast(self.projector(torch.stack([near, out.z, view.z])), s.temperature)
+        contrast = nearest_contrast(self.projector, self.prototypes, out, view, s.temperature)
         value = s.target_weight * agreement + s.contrast_weight * contrast
         facts: dict[str, Fact] = {"agreement": agreement.detach(), "view_contrast": contrast.detach()}
         if s.source_weight > 0:
@@ -137,16 +133,6 @@ class RMT(GradientMethod[RMTSettings]):
             value, facts["source"] = value + s.source_weight * replay, replay.detach()
         return Objective(value, None, facts)
 
-    @torch.no_grad()
-    def taught(self, images: Tensor) -> Tensor:
-        """Return the teacher's logits."""
-        return self.teacher(images).logits
-
-    @torch.no_grad()
-    def follow(self) -> None:
-        """Move the teacher towards the student."""
-        self.teacher.follow()
-
     def predict(self, images: Tensor) -> Tensor:
         """Return the sum of the student's and the teacher's logits."""
-        return super().predict(images) + self.taught(images)
+        return super().predict(images) + self.teacher(images).logits

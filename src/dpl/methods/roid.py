@@ -37,7 +37,7 @@ from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
 from dpl.objectives import entropy, min_max, similarity_to, soft_likelihood_ratio
 from dpl.objectives.consistency import symmetric_cross_entropy
-from dpl.views import roid_view, seeded
+from dpl.views import roid_view
 
 __all__ = ["ROID", "ROIDSettings"]
 
@@ -121,8 +121,7 @@ class ROID(GradientMethod[ROIDSettings]):
     def _inconsistency(self, out: Pass, weights: Tensor) -> Tensor:
         # The rows must be known on the host: batch statistics are those of the views of weighted samples alone.
         rows = (weights > 0).nonzero().flatten()
-        view = seeded(self.augment, self.random.fresh_seed())
-        views = self.network(view(out.images[rows]))
+        views = self.network(self.view(out.images[rows]))
         return (weights[rows] * symmetric_cross_entropy(views.logits, out.logits[rows])).sum()
 
     def _corrected(self, logits: Tensor) -> Tensor:

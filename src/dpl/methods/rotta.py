@@ -26,13 +26,13 @@ from dpl.core.settings import setting
 from dpl.memory.bank import BankPolicy, BankRecord, empty_record, insert_timely, occupied_by_age
 from dpl.methods.base import Objective
 from dpl.methods.parts.banked import MemoryBankMethod, MemoryBankSettings
-from dpl.methods.parts.teacher import Teacher
+from dpl.methods.parts.teacher import AnsweredByTeacher, Teacher
 from dpl.methods.registry import register
 from dpl.network import Network, Pass
 from dpl.network.norm import BlendedStatistics
 from dpl.objectives import entropy_of_probabilities
 from dpl.objectives.consistency import soft_cross_entropy
-from dpl.views import cotta_view, seeded
+from dpl.views import cotta_view
 
 __all__ = ["RoTTA", "RoTTASettings"]
 
@@ -60,11 +60,10 @@ class RoTTASettings(MemoryBankSettings):
     views=True,
     host_reads=2,
 )
-class RoTTA(MemoryBankMethod[RoTTASettings]):
+class RoTTA(AnsweredByTeacher, MemoryBankMethod[RoTTASettings]):
     """A robust bank and a teacher."""
 
     settings_class = RoTTASettings
-    teacher: Teacher
     labels: Tensor  # of the bank's samples; these three are its `BankRecord`
     ages: Tensor
     uncertainty: Tensor
@@ -75,16 +74,6 @@ class RoTTA(MemoryBankMethod[RoTTASettings]):
         self.declare_part("teacher", Teacher(network, settings.momentum))
         like = torch.empty(0, device=network.device, dtype=network.dtype)
         self.declare(**empty_record(settings.capacity, at_least_float32(like))._asdict())
-
-    @property
-    def predicting(self) -> Network:
-        """The teacher's network."""
-        return self.teacher.network
-
-    @torch.no_grad()
-    def predict(self, images: Tensor) -> Tensor:
-        """Predict with the teacher and its running statistics."""
-        return self.teacher(images).logits
 
     @property
     def slots(self) -> BankRecord:
@@ -105,7 +94,7 @@ class RoTTA(MemoryBankMethod[RoTTASettings]):
         samples = self.stored(order)
         weight = torch.sigmoid(-self.ages[order].to(self.uncertainty.dtype) / s.capacity)
         for _ in range(s.steps):
-            view = seeded(self.augment, self.random.fresh_seed())(samples)
+            view = self.view(samples)
             with torch.no_grad():
                 target = robust_pass(self.teacher.network, samples, s.bn_momentum).logits
             with torch.enable_grad():

@@ -25,15 +25,14 @@ from torch.nn import Parameter
 
 from dpl.core.settings import setting
 from dpl.methods.base import Fact, GradientMethod, Objective, Source
-from dpl.methods.parts.projector import make_projector, nearest_prototype
+from dpl.methods.parts.projector import declare_projector, nearest_contrast
 from dpl.methods.parts.source_data import class_means
 from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
 from dpl.objectives.consistency import soft_cross_entropy
-from dpl.objectives.contrastive import view_contrast
-from dpl.views import cotta_view, seeded
+from dpl.views import cotta_view
 
 __all__ = ["SANTA", "SANTASettings"]
 
@@ -75,10 +74,7 @@ class SANTA(GradientMethod[SANTASettings]):
 
     def trained_parameters(self) -> dict[str, Parameter]:
         """Return the network's parameters and the projector's."""
-        projector = make_projector(self.network.prototypes, self.settings.projection, self.random)
-        self.declare_module("projector", projector)
-        own = {f"santa.projector.{name}": parameter for name, parameter in projector.named_parameters()}
-        return super().trained_parameters() | own
+        return super().trained_parameters() | declare_projector(self, self.settings.projection)
 
     def prepare(self, source: Source | None) -> None:
         """Compute the prototypes."""
@@ -88,10 +84,9 @@ class SANTA(GradientMethod[SANTASettings]):
     def loss(self, out: Pass) -> Objective:
         """L."""
         s = self.settings
-        view = self.network(seeded(self.augment, self.random.fresh_seed())(out.images))
+        view = self.network(self.view(out.images))
         source = self.anchor(out.images).logits
         anchoring = 0.5 * (soft_cross_entropy(source, out.logits) + soft_cross_entropy(source, view.logits)).mean()
-        near = self.prototypes[nearest_prototype(out.z.detach(), self.prototypes)]
-        contrast = view_contrast(self.projector(torch.stack([near, out.z, view.z])), s.temperature)
+        contrast = nearest_contrast(self.projector, self.prototypes, out, view, s.temperature)
         facts: dict[str, Fact] = {"anchoring": anchoring.detach(), "view_contrast": contrast.detach()}
         return Objective(s.anchor_weight * anchoring + s.contrast_weight * contrast, None, facts)

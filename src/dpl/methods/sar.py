@@ -23,13 +23,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
 from dpl.methods.parts.sharpness import ascended
 from dpl.methods.parts.source_weights import SourceWeights, restart
-from dpl.methods.parts.top_layers import TOP_LAYERS, below_top
+from dpl.methods.parts.top_layers import TOP_LAYERS
 from dpl.methods.parts.uncertainty import UncertaintySettings
 from dpl.methods.registry import register
 from dpl.network import Network, Pass
@@ -70,10 +69,6 @@ class SAR(GradientMethod[SARSettings]):
         super().__init__(network, settings)
         self.declare_part("source_weights", SourceWeights(self.trainable))
         self.declare(average=None)
-
-    def trained_parameters(self) -> dict[str, Parameter]:
-        """Return the parameters below the top."""
-        return below_top(self.network.module, super().trained_parameters(), self.settings.frozen_modules)
 
     def step(self, images: Tensor) -> Tensor:
         """Predict, ascend, step, recover if need be: `steps` times."""

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
 from dpl.methods.base import Objective
 from dpl.methods.parts.banked import MemoryBankSettings, ReservoirMethod
 from dpl.methods.parts.sharpness import sharpness_aware
-from dpl.methods.parts.top_layers import TOP_LAYERS, below_top
+from dpl.methods.parts.top_layers import TOP_LAYERS
 from dpl.methods.registry import register
 from dpl.network.norm import TrackRunning
 from dpl.objectives import entropy_of_probabilities
@@ -55,10 +54,6 @@ class SoTTA(ReservoirMethod[SoTTASettings]):
     """A bank of confident samples and sharpness-aware steps."""
 
     settings_class = SoTTASettings
-
-    def trained_parameters(self) -> dict[str, Parameter]:
-        """Return the parameters below the top."""
-        return below_top(self.network.module, super().trained_parameters(), self.settings.frozen_modules)
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Let the confident samples in."""

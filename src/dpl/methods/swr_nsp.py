@@ -39,7 +39,7 @@ from dpl.methods.settings import GradientSettings
 from dpl.network import Network
 from dpl.network.norm import RunningStatistics
 from dpl.objectives import entropy, marginal_entropy
-from dpl.views import adacontrast_strong_view, seeded
+from dpl.views import adacontrast_strong_view
 
 __all__ = ["SWRNSP", "SWRNSPSettings"]
 
@@ -95,7 +95,7 @@ class SWRNSP(GradientMethod[SWRNSPSettings]):
         alike: list[Tensor] = []
         for batch in self.require_source(source, relative="shot_im"):
             images, labels = on_network(batch, self.network)
-            changed = self._changed(images)
+            changed = self.view(images)
             with self.network.norm.using(RunningStatistics()):
                 features.append((self._features(images), self._features(changed), labels))
                 for row in zip(images, changed, labels, strict=True):
@@ -112,7 +112,7 @@ class SWRNSP(GradientMethod[SWRNSPSettings]):
         """Predict the batch and its changed version together, update."""
         for _ in range(self.settings.steps):
             with torch.enable_grad(), self.network.norm.using(groups=2):
-                both = self.network(torch.cat([images, self._changed(images)]))
+                both = self.network(torch.cat([images, self.view(images)]))
                 out, changed = both.first(len(images)), both.z[len(images) :]
                 self.update(self._objective(out.logits, out.z, changed), out)
         return self.answer(images, out.logits)
@@ -130,9 +130,6 @@ class SWRNSP(GradientMethod[SWRNSPSettings]):
     def _sure_and_balanced(self, logits: Tensor) -> Tensor:
         s = self.settings
         return s.entropy_weight * entropy(logits).mean() - s.balance_weight * marginal_entropy(logits)
-
-    def _changed(self, images: Tensor) -> Tensor:
-        return seeded(self.augment, self.random.fresh_seed())(images)
 
     @torch.no_grad()
     def _features(self, images: Tensor) -> Tensor:

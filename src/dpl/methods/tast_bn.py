@@ -28,9 +28,9 @@ from dpl.core.numerics import full_precision
 from dpl.core.settings import setting
 from dpl.memory.supports import lowest_in_class, nearest_supports
 from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.parts.votes import mean_divergence, scaled_cosine, vote
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
-from dpl.methods.tast import mean_divergence, scaled_cosine, vote
 from dpl.network import Network, Pass
 from dpl.objectives import entropy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from dpl.core.errors import DplError, InputError, SettingError, SnapshotError
-from dpl.core.numerics import is_autocast_on, outside_inference_mode
+from dpl.core.numerics import outside_inference_mode
 from dpl.core.settings import make_settings
-from dpl.core.state import move_module
+from dpl.core.state import move_module, part_of
 from dpl.estimate import Estimate, EstimateSettings, Watch, estimate_settings, nothing_watched
 from dpl.guard import Guard, GuardSettings, guard_settings
-from dpl.methods.base import Fact, Method, Source
-from dpl.methods.model_state import ModelState, part_of
+from dpl.methods.base import Fact, Method
+from dpl.methods.model_state import ModelState
 from dpl.methods.registry import get_method
 from dpl.model.export import Exported, ExportFormat, export
+from dpl.model.inputs import Labelled, as_batches, check_batch, with_advice
 from dpl.model.last import Last
 from dpl.network import Network
-from dpl.network.layout import channels_last, check_layout, rule_for, timed_layout
-from dpl.network.norm import RunningStatistics
+from dpl.network.layout import channels_last, check_layout, choose_layout
 from dpl.snapshot import SnapshotStore, read_snapshot, write_snapshot
 from dpl.views import check_images
 
@@ -37,7 +37,6 @@ DEFAULT_METHOD = "dpl_soft"
 OnStep = Callable[[Last], None]
 
 _NOT_STORABLE = "<function>"  # stands for a setting that a file cannot hold
-_SOURCE_BATCH = 64
 
 
 def adapt(
@@ -45,8 +44,8 @@ def adapt(
     method: str = DEFAULT_METHOD,
     *,
     classifier: str | None = None,
-    source: Source | tuple[Tensor, Tensor] | None = None,
-    calibrate: Source | tuple[Tensor, Tensor] | None = None,
+    source: Labelled = None,
+    calibrate: Labelled = None,
     estimate: bool | Mapping[str, Any] | None = None,
     guard: bool | GuardSettings | Mapping[str, Any] = False,
     layout: str = "auto",
@@ -92,8 +91,8 @@ def load(
     folder: str | Path | SnapshotStore,
     model: nn.Module,
     *,
-    source: Source | None = None,
-    calibrate: Source | tuple[Tensor, Tensor] | None = None,
+    source: Labelled = None,
+    calibrate: Labelled = None,
     **settings: Any,
 ) -> AdaptiveModel:
     """Load an adaptive model from `AdaptiveModel.save`, a stream's snapshot, or the newest intact one of a store.
@@ -163,8 +162,8 @@ class AdaptiveModel(nn.Module):
         method: str,
         *,
         classifier: str | None = None,
-        source: Source | tuple[Tensor, Tensor] | None = None,
-        calibrate: Source | tuple[Tensor, Tensor] | None = None,
+        source: Labelled = None,
+        calibrate: Labelled = None,
         estimate: bool | Mapping[str, Any] | None = None,
         settings: Mapping[str, Any],
         guard: bool | GuardSettings | Mapping[str, Any] | None = None,
@@ -187,24 +186,20 @@ class AdaptiveModel(nn.Module):
         self.model = self.network.module
         self.fingerprint = _fingerprint(self.model)
         self.layout, self.on_step = check_layout(layout), on_step
-        self.source_batches, self.calibration = _as_batches(source), _as_batches(calibrate)
+        self.source_batches, self.calibration = as_batches(source), as_batches(calibrate)
         self._lock = threading.RLock()
         self._shapes: set[torch.Size] = set()  # of images that the network accepted
         self.last_images: Tensor | None = None
         self.input_shape: tuple[int, ...] | None = None
-        self._confirm_with_source()
+        if self.source_batches is not None and not self.network.confirmed:
+            images = next((images for images, _ in self.source_batches), None)
+            if images is not None:  # they show the classifier before the method is built
+                self.network.confirm(images.to(self.network.device))
         self._build(prepare=not prepared)
         if self.watch is not None and self.calibration is not None:
             self.watch.calibrate(self.calibration, self.state, measure=not prepared)
         if self.layout == "channels_last":
             self._apply(channels_last)
-
-    def _confirm_with_source(self) -> None:
-        """Find the classifier with the first source image, where there is one, before the method is built."""
-        if self.source_batches is not None and not self.network.confirmed:
-            for images, _ in self.source_batches:
-                self.network.confirm(images.to(self.network.device))
-                break
 
     def _build(self, *, prepare: bool) -> None:
         """Make the method on the untouched copy and remember the state to which `reset` returns."""
@@ -227,41 +222,37 @@ class AdaptiveModel(nn.Module):
                 return self.forward(images)
         with self._lock:
             images = self._checked(images)
-            self.last_images = images
-            if self.guard is None and self.watch is None and self.on_step is None:
-                try:
-                    self.state.begin(may_fail_later=False)
+            before, undos = (self._facts, self.last_images), list[Callable[[], None]]()
+            watched = self.guard is not None or self.watch is not None or self.on_step is not None
+            try:
+                self.state.begin(may_fail_later=watched)
+                if watched:
+                    logits = self._watched_step(images, undos)
+                else:
                     logits, self._facts = self.method(images), self.method.facts
-                except BaseException as error:
-                    self.state.undo()
-                    raise _with_advice(error, images) from error.__cause__
-                self.state.kept = None
-                return logits
-            return self._watched_step(images)
+                self.last_images = images
+            except BaseException as error:
+                self.state.undo()
+                for undo in undos:
+                    undo()
+                self._facts, self.last_images = before
+                raise with_advice(error, images) from error.__cause__
+            self.state.kept = None
+            return logits
 
-    def _watched_step(self, images: Tensor) -> Tensor:
-        """Take a step with what comes after the method's: guard, estimate, callback. All of it or nothing happens."""
-        parts, facts = self._watching().values(), self._facts
-        undos: list[Callable[[], None]] = []
-        try:
-            self.state.begin(may_fail_later=True)
-            undos += [part.remember() for part in parts]
-            if self.guard is None:
-                logits, self._facts = self.method(images), self.method.facts
-            else:
-                logits = self.guard.step(images, self._confirm_within_step)
-                self._facts = self.method.facts | self.guard.report
-            if self.watch is not None and self.guard is None:
+    def _watched_step(self, images: Tensor, undos: list[Callable[[], None]]) -> Tensor:
+        """Take a step with what comes beside the method's: guard, estimate, callback; add to `undos` what undoes it."""
+        undos += [part.remember() for part in self._watching().values()]
+        if self.guard is not None:
+            logits = self.guard.step(images, self._confirm_within_step)
+            self._facts = self.method.facts | self.guard.report
+        else:
+            logits, self._facts = self.method(images), self.method.facts
+            if self.watch is not None:
                 self.watch.observe(self.state, images, logits)
-            if self.on_step is not None:
-                self.on_step(self.last)
-        except BaseException as error:
-            self.state.undo()
-            for undo in undos:
-                undo()
-            self._facts = facts
-            raise _with_advice(error, images) from error.__cause__
-        self.state.kept = None
+        self.last_images = images
+        if self.on_step is not None:
+            self.on_step(self.last)
         return logits
 
     @outside_inference_mode
@@ -372,10 +363,11 @@ class AdaptiveModel(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AdaptiveModel:
-        """Copy between two batches, never within one."""
+        """Copy between two batches, never within one; the copy gets its own lock, and no images."""
         twin = memo[id(self)] = type(self).__new__(type(self))
         with self._lock:
-            twin.__setstate__(deepcopy(self.__getstate__(), memo))
+            own = {name: value for name, value in vars(self).items() if name not in ("_lock", "last_images")}
+            vars(twin).update(deepcopy(own, memo), _lock=threading.RLock(), last_images=None)
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -384,14 +376,6 @@ class AdaptiveModel(nn.Module):
             "an adaptive model cannot be pickled. Within a process copy it with copy.deepcopy(model); for another one "
             "write model.save(folder) and read dpl.load(folder, source_model)"
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the lock out, of which a copy gets its own, and the images."""
-        return {name: value for name, value in vars(self).items() if name != "_lock"} | {"last_images": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._lock = threading.RLock()
 
     def _load_prepared(self, prepared: Mapping[str, Tensor]) -> None:
         """Take what preparation computed from a snapshot, as part of the state to which `reset` returns."""
@@ -411,15 +395,7 @@ class AdaptiveModel(nn.Module):
 
     def _checked(self, images: Tensor) -> Tensor:
         """Return the images without a graph; refuse a batch that cannot be predicted, before anything has changed."""
-        network = self.network
-        if not isinstance(images, Tensor) or images.ndim < 2 or len(images) == 0 or not images.is_floating_point():
-            raise InputError(_not_a_batch(images))
-        if images.device != network.device:
-            raise InputError(f"images is on {images.device}, the model on {network.device}; move one of them")
-        if images.dtype != network.dtype and not is_autocast_on(images.device):
-            raise InputError(
-                f"images has dtype {images.dtype}, the model {network.dtype}; use images.to({network.dtype})"
-            )
+        check_batch(images, self.network)
         images = images.clone() if images.is_inference() else images.detach()
         if self.guard is not None:
             return images  # it excludes images that are not finite, and confirms the shape of the others
@@ -453,7 +429,10 @@ class AdaptiveModel(nn.Module):
         self._shapes.add(images.shape[1:])
         if not as_assumed:
             self._build(prepare=True)
-        self._choose_layout(images)
+        if self.layout in ("auto", "timed"):
+            self.layout = choose_layout(self.layout, self.network, images)
+            if self.layout == "channels_last":
+                self._apply(channels_last)
         return self.state
 
     def _confirm_within_step(self, images: Tensor) -> ModelState:
@@ -462,48 +441,6 @@ class AdaptiveModel(nn.Module):
         if state.kept is None:
             state.begin(may_fail_later=True)
         return state
-
-    def _choose_layout(self, images: Tensor) -> None:
-        if self.layout == "timed":
-            with self.network.norm.using(RunningStatistics()):
-                self.layout = timed_layout(self.model, images)
-        elif self.layout == "auto":
-            self.layout = rule_for(self.model, images)
-        else:
-            return
-        if self.layout == "channels_last":
-            self._apply(channels_last)
-
-
-def _with_advice(error: BaseException, images: Tensor) -> BaseException:
-    """Return the error of a step; where memory ran out, with what to do."""
-    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-    if not out_of_memory:
-        return error
-    advice = f"a batch of {len(images)} images needs more memory than there is; nothing has changed"
-    return type(error)(f"{advice}: use a smaller batch ({error})")
-
-
-def _not_a_batch(images: object) -> str:
-    """Say what is wrong with something that is not a batch of images."""
-    if not isinstance(images, Tensor):
-        return f"images is {type(images).__name__}: expected a torch.Tensor [batch, channels, ...]"
-    if images.ndim < 2 or len(images) == 0:
-        return f"images has shape {tuple(images.shape)}: expected a non-empty batch [batch, ...]"
-    return f"images has dtype {images.dtype}: expected floating point; use images.float() / 255"
-
-
-def _as_batches(source: Source | tuple[Tensor, Tensor] | None) -> Source | None:
-    """Cut one pair of tensors into batches; leave a loader as it is."""
-    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Tensor):
-        images, labels = source
-        starts = range(0, len(images), _SOURCE_BATCH)
-        return [(images[i : i + _SOURCE_BATCH], labels[i : i + _SOURCE_BATCH]) for i in starts]
-    if isinstance(source, Iterator):
-        raise SettingError(
-            "source is an iterator that can be read only once: pass a loader, a list of batches or a pair"
-        )
-    return source
 
 
 def _fingerprint(module: nn.Module) -> str:

@@ -6,14 +6,16 @@ rule, so that two processes agree to the last digit. `layout="timed"` measures b
 
 import math
 import time
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from dpl.core.errors import SettingError
+from dpl.network.network import Network
+from dpl.network.norm import RunningStatistics
+from dpl.network.split import logits_of
 
-__all__ = ["SMALL_SIDE", "channels_last", "check_layout", "rule_for", "timed_layout"]
+__all__ = ["SMALL_SIDE", "channels_last", "check_layout", "choose_layout", "rule_for"]
 
 _LAYOUTS = ("auto", "timed", "as_is", "channels_last")
 SMALL_SIDE = 64  # pixels; below it the layout hardly matters
@@ -32,6 +34,14 @@ def channels_last(value: Tensor) -> Tensor:
     return value.contiguous(memory_format=torch.channels_last) if value.ndim == 4 else value
 
 
+def choose_layout(layout: str, network: Network, images: Tensor) -> str:
+    """Return the layout that "auto" or "timed" means for these images."""
+    if layout == "auto":
+        return rule_for(network.module, images)
+    with network.norm.using(RunningStatistics()):
+        return _faster_layout(network.module, images)
+
+
 def rule_for(module: nn.Module, images: Tensor) -> str:
     """Return "channels_last" for images of at least 64 pixels a side and a network with spatial convolutions.
 
@@ -43,7 +53,7 @@ def rule_for(module: nn.Module, images: Tensor) -> str:
     return "channels_last" if large and usual else "as_is"
 
 
-def timed_layout(module: nn.Module, images: Tensor) -> str:
+def _faster_layout(module: nn.Module, images: Tensor) -> str:
     """Return the layout in which `module` runs faster on these images, forward and, if anything trains, backward."""
     if images.ndim != 4 or not _spatial_weights(module):
         return "as_is"
@@ -52,7 +62,7 @@ def timed_layout(module: nn.Module, images: Tensor) -> str:
         for _ in range(_ROUNDS):  # in turns, so that other load on the machine affects both
             for layout, put in (("channels_last", channels_last), ("as_is", Tensor.contiguous)):
                 module._apply(put)  # type: ignore[no-untyped-call]
-                best[layout] = min(best[layout], _seconds(lambda: _run(module, images[:_IMAGES]), images.device))
+                best[layout] = min(best[layout], _seconds(module, images[:_IMAGES]))
     finally:
         module._apply(Tensor.contiguous)  # type: ignore[no-untyped-call]
     return min(best, key=lambda layout: best[layout])
@@ -67,19 +77,16 @@ def _spatial_weights(module: nn.Module) -> list[Tensor]:
 def _run(module: nn.Module, images: Tensor) -> None:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     with torch.set_grad_enabled(bool(trained)):
-        output = module(images)
-        logits = output if isinstance(output, Tensor) else output["logits"]
+        logits = logits_of(module(images))
         if trained:
             torch.autograd.grad(logits.float().square().mean(), trained, allow_unused=True)
 
 
-def _seconds(run: Callable[[], None], device: torch.device) -> float:
+def _seconds(module: nn.Module, images: Tensor) -> float:
     """Return the time of the second of two runs: the first one chooses kernels and allocates."""
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    begun = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    for _ in range(2):
+        begun = time.perf_counter()
+        _run(module, images)
+        if images.is_cuda:
+            torch.cuda.synchronize(images.device)
     return time.perf_counter() - begun

@@ -12,7 +12,7 @@ from dpl.core.errors import ModelError
 from dpl.core.numerics import at_least_float32
 from dpl.network.norm import NormControl, RunningStatistics, Statistics, install
 from dpl.network.scope import select_parameters
-from dpl.network.split import find_classifier, logits_of, private_copy, watch_classifier
+from dpl.network.split import find_classifier, guess_classifier, logits_of, private_copy, watch_classifier
 from dpl.network.style_layer import at_layer
 
 __all__ = ["Network", "Pass"]
@@ -71,19 +71,12 @@ class Network:
     def __init__(self, model: nn.Module, *, classifier: str | None = None, needs_classifier: bool = False) -> None:
         self.module = private_copy(model).eval()
         self.norm: NormControl = install(self.module)
-        self.classifier_name = self._find_classifier(classifier, needs_classifier)
+        required = needs_classifier or classifier is not None
+        self.classifier_name = find_classifier(self.module, classifier) if required else guess_classifier(self.module)
         self.confirmed = classifier is not None or self.classifier_name is None
         self.per_sample = True  # the output for an image does not depend on the others; `confirm` tests it
         self.style_layer: str | None = None  # whose maps each pass keeps
         self.update_references()
-
-    def _find_classifier(self, name: str | None, needed: bool) -> str | None:
-        try:
-            return find_classifier(self.module, name)
-        except ModelError:
-            if needed or name is not None:
-                raise
-            return None
 
     def update_references(self) -> None:
         """Look up the classifier, the device and the type; called again after a move."""

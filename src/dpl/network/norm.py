@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +19,17 @@ from dpl.core.errors import SettingError
 from dpl.core.numerics import at_least_float32, variance_and_mean
 
 __all__ = [
-    "AutoBlend", "BatchStatistics", "BlendedStatistics", "MedianStatistics", "NormControl", "RecordedStatistics",
-    "Rule", "RunningStatistics", "Statistics", "TrackRunning", "add_rule", "blend", "channel_statistics", "install",
-    "normalise", "normalise_each", "parse_norm", "uninstall",
+    "AutoBlend", "BatchRule", "BatchStatistics", "BlendedStatistics", "MedianStatistics", "NormControl",
+    "RecordedStatistics", "Rule", "RunningStatistics", "Statistics", "TrackRunning", "add_rule", "blend_with_running",
+    "channel_statistics", "install", "normalise", "normalise_each", "parse_norm", "uninstall",
 ]  # fmt: skip
 
-Forward = Callable[[Tensor], Tensor]
+Forward = Callable[[Tensor], Tensor]  # a layer's original forward
 Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a layer used
-
-
-class Rule(Protocol):
-    """How one layer normalises one input; `forward` is the layer's original forward.
-
-    A rule that fixed statistics can stand for also has `target_share(count)`: the share in them of the statistics of
-    batches of `count` images, the rest being the running ones (`dpl.model.export`).
-    """
-
-    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
-        """Return the layer's output."""
+# How one layer normalises one input: layer, its forward, input, control -> output. A rule that fixed statistics can
+# stand for also has `target_share(count)`: the share in them of the statistics of batches of `count` images, the rest
+# being the running ones (`dpl.model.export`).
+Rule = Callable[[_BatchNorm, Forward, Tensor, "NormControl"], Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,32 +46,47 @@ class RunningStatistics:
             return forward(x)
 
 
+class BatchRule:
+    """A rule that computes statistics of the batch. One value per channel has none: the running ones are used then."""
+
+    needs_running = False  # a layer without running statistics is normalised by the batch's alone
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Normalise by `normalise`, where there are the statistics that it needs."""
+        if layer.running_mean is None:
+            rule = BatchStatistics() if self.needs_running else self
+            return rule.normalise(layer, forward, x, control)
+        if x.numel() // max(x.shape[1], 1) < 2:
+            return RunningStatistics()(layer, forward, x, control)
+        return self.normalise(layer, forward, x, control)
+
+    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Return the layer's output."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class BatchStatistics:
+class BatchStatistics(BatchRule):
     """The current batch's statistics; running statistics are not updated."""
 
     def target_share(self, count: int) -> float:
         """All."""
         return 1.0
 
-    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
-        """Normalise by the batch, or by running statistics where one value per channel has no variance."""
-        if _values_per_channel(x) < 2 and layer.running_mean is not None:
-            return RunningStatistics()(layer, forward, x, control)
+    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Normalise as in training mode; an average that waits for the batch takes the place of the running buffers."""
         control.record_batch(layer, x)
+        hidden: dict[str, Any] = {"training": True, "track_running_stats": False}
         target = control.targets.pop(layer, None)
-        if target is None:
-            with _hiding(layer, training=True, track_running_stats=False):
-                return forward(x)
-        with _hiding(
-            layer, training=True, track_running_stats=True, num_batches_tracked=None, momentum=control.target_momentum,
-            running_mean=target[0], running_var=target[1],
-        ):  # fmt: skip
+        if target is not None:
+            buffers = {"running_mean": target[0], "running_var": target[1], "num_batches_tracked": None}
+            hidden |= {"track_running_stats": True, "momentum": control.target_momentum, **buffers}
+        with _hiding(layer, **hidden):
             return forward(x)
 
 
 @dataclass(frozen=True)
-class BlendedStatistics:
+class BlendedStatistics(BatchRule):
     """(1 - share) running statistics + share batch statistics; gradients flow through the batch's part.
 
     The batch variance is the unbiased one, as the running variance is.
@@ -86,26 +94,23 @@ class BlendedStatistics:
 
     share: Tensor | float
     correction: int = 1
+    needs_running = True
 
     def target_share(self, count: int) -> float:
         """The share of the blend."""
         return float(self.share)
 
-    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise by the blended statistics."""
-        if layer.running_mean is None or layer.running_var is None or _values_per_channel(x) < 2:
-            fallback: Rule = BatchStatistics() if layer.running_mean is None else RunningStatistics()
-            return fallback(layer, forward, x, control)
         variance, mean = channel_statistics(x, self.correction)
         control.count(layer, mean, variance)
-        mean = _lerp(layer.running_mean, mean, self.share)
-        variance = _lerp(layer.running_var, variance, self.share)
+        mean, variance = blend_with_running(layer, mean, variance, self.share)
         control.record(layer, mean, variance)
         return normalise(layer, forward, x, mean, variance)
 
 
 @dataclass(frozen=True)
-class TrackRunning:
+class TrackRunning(BatchRule):
     """Batch statistics that also update the running ones, as in training.
 
     With `learning_only` they are updated where gradients are computed, and not in a pass that only predicts.
@@ -118,34 +123,27 @@ class TrackRunning:
         """None: the running statistics follow the target themselves."""
         return 0.0
 
-    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise as in training mode."""
         if self.learning_only and not torch.is_grad_enabled():
-            return BatchStatistics()(layer, forward, x, control)
-        if _values_per_channel(x) < 2:
-            return RunningStatistics()(layer, forward, x, control)
+            return BatchStatistics().normalise(layer, forward, x, control)
         control.record_batch(layer, x)
-        momentum = layer.momentum if self.momentum is None else self.momentum
-        with _hiding(layer, training=True, momentum=momentum):
+        with _hiding(layer, training=True, momentum=layer.momentum if self.momentum is None else self.momentum):
             return forward(x)
 
 
 @dataclass(frozen=True)
-class MedianStatistics:
+class MedianStatistics(BatchRule):
     """MedBN: the batch's median of each channel, and the mean squared deviation from it.
 
     Park et al., MedBN: Robust Test-Time Adaptation against Malicious Test Samples, CVPR 2024. A few extreme samples
     cannot move the median far. Of an even number of values it is the lower one of the middle.
     """
 
-    def target_share(self, count: int) -> float:
-        """All."""
-        return 1.0
+    target_share = BatchStatistics.target_share
 
-    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise around the median; gradients flow through the element that it is."""
-        if _values_per_channel(x) < 2 and layer.running_mean is not None:
-            return RunningStatistics()(layer, forward, x, control)
         values = at_least_float32(x).transpose(0, 1).flatten(1)
         median = values.median(dim=1).values
         variance = (values - median[:, None]).square().mean(dim=1)
@@ -289,15 +287,11 @@ def uninstall(module: nn.Module) -> None:
                 vars(layer).pop(name, None)
 
 
-def blend(share: float) -> Rule:
-    """Return the rule that takes this share, 0 to 1, of the statistics from the batch."""
-    return RunningStatistics() if share == 0 else BatchStatistics() if share == 1 else BlendedStatistics(float(share))
-
-
 def parse_norm(norm: str | float, prior: float = AutoBlend.prior) -> Rule:
     """Return the rule for a `norm` setting: "running", "batch", "track", "auto" or a share of batch statistics."""
     if isinstance(norm, (int, float)) and not isinstance(norm, bool) and 0 <= norm <= 1:
-        return blend(norm)
+        ends: dict[float, Rule] = {0: RunningStatistics(), 1: BatchStatistics()}
+        return ends.get(norm) or BlendedStatistics(float(norm))
     if norm == "auto":
         return AutoBlend(prior)
     if isinstance(norm, str) and norm in _NAMED:
@@ -346,12 +340,11 @@ def channel_statistics(x: Tensor, correction: int = 0) -> tuple[Tensor, Tensor]:
     return variance.flatten(), mean.flatten()
 
 
-def _lerp(running: Tensor, batch: Tensor, share: Tensor | float) -> Tensor:
-    return torch.lerp(running, batch.to(running.dtype), share.to(running.dtype) if isinstance(share, Tensor) else share)
-
-
-def _values_per_channel(x: Tensor) -> int:
-    return x.numel() // max(x.shape[1], 1)
+def blend_with_running(layer: Any, mean: Tensor, variance: Tensor, share: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Return mean and variance with their share in a blend with the running statistics that the layer has."""
+    kind = layer.running_mean.dtype
+    share = share.to(kind) if isinstance(share, Tensor) else share
+    return torch.lerp(layer.running_mean, mean.to(kind), share), torch.lerp(layer.running_var, variance.to(kind), share)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dpl.core.errors import ModelError
 
-__all__ = ["find_classifier", "logits_of", "private_copy", "watch_classifier"]
+__all__ = ["find_classifier", "guess_classifier", "logits_of", "private_copy", "watch_classifier"]
 
 
 def private_copy(module: nn.Module) -> nn.Module:
@@ -38,25 +38,29 @@ def find_classifier(module: nn.Module, name: str | None = None) -> str:
     A given name is checked. Otherwise timm's `get_classifier` is called, on the network or on whatever it wraps. Then
     the last `nn.Linear` is assumed, which `watch_classifier` confirms or corrects on the first batch.
     """
-    linears = _linear_layers(module)
     if name is not None:
+        linears = _linear_layers(module)
         if name not in linears:
             raise ModelError(
                 f"classifier={name!r} is not an nn.Linear of this network; its linear layers: {_listed(linears)}"
             )
         return name
-    for child in module.modules():
-        getter = getattr(child, "get_classifier", None)
-        head = getter() if callable(getter) else None
-        for key, layer in linears.items():
-            if layer is head:
-                return key
-    if not linears:
+    guess = guess_classifier(module)
+    if guess is None:
         raise ModelError(
             "no nn.Linear found in this network, and a linear classifier is needed here (timm's get_classifier() and "
             "all submodules were searched); use a method or scope that works without, e.g. 'tent' with scope='affine'"
         )
-    return list(linears)[-1]
+    return guess
+
+
+def guess_classifier(module: nn.Module) -> str | None:
+    """Return the name of what timm calls the classifier, or of the last `nn.Linear`; None if there is none."""
+    linears = _linear_layers(module)
+    getters = (getattr(child, "get_classifier", None) for child in module.modules())
+    heads = (getter() for getter in getters if callable(getter))
+    named = (key for head in heads for key, layer in linears.items() if layer is head)
+    return next(named, None) or next(reversed(linears), None)
 
 
 def watch_classifier(module: nn.Module, images: Tensor, guess: str) -> str:

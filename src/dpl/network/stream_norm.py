@@ -12,50 +12,31 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dpl.core.numerics import at_least_float32, variance_and_mean
 from dpl.core.random import Random
 from dpl.core.state import Stateful
-from dpl.network.norm import (
-    BatchStatistics,
-    Forward,
-    NormControl,
-    add_rule,
-    channel_statistics,
-    normalise,
-    normalise_each,
-)
+from dpl.network.norm import BatchRule, Forward, NormControl, add_rule, channel_statistics, normalise, normalise_each
 
 __all__ = ["BatchRenormalisation", "StreamRule", "UnMix"]
 
 
-class StreamRule(Stateful):
+class StreamRule(BatchRule, Stateful):
     """A rule with a memory."""
+
+    needs_running = True
 
     def attach(self, module: nn.Module, random: Random) -> None:
         """Give each layer with running statistics its columns in the memory, and fill the memory."""
-        layers = [
-            layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.running_mean is not None
-        ]
-        first = 0
-        for layer in layers:
-            vars(layer)["norm_columns"] = slice(first, first + layer.num_features)
-            first += layer.num_features
-        means = [layer.running_mean for layer in layers if layer.running_mean is not None]
-        variances = [layer.running_var for layer in layers if layer.running_var is not None]
-        empty = [torch.zeros(0, device=random.device)]
-        mean, variance = (at_least_float32(torch.cat(each or empty)) for each in (means, variances))
-        self.start(mean, variance, random)
+        empty, first = torch.zeros(0, device=random.device), 0
+        means, variances = [empty], [empty]
+        for layer in module.modules():
+            if isinstance(layer, _BatchNorm) and layer.running_mean is not None and layer.running_var is not None:
+                means.append(layer.running_mean)
+                variances.append(layer.running_var)
+                vars(layer)["norm_columns"] = slice(first, first + layer.num_features)
+                first += layer.num_features
+        self.start(at_least_float32(torch.cat(means)), at_least_float32(torch.cat(variances)), random)
 
     def start(self, mean: Tensor, variance: Tensor, random: Random) -> None:
         """Declare the memory, given the source statistics of all layers [channels]."""
         raise NotImplementedError
-
-    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
-        """Normalise one layer's input."""
-        raise NotImplementedError
-
-    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
-        """Normalise; a layer without source statistics, or one value per channel, as `norm="batch"` does."""
-        if layer.running_mean is None or x.numel() // x.shape[1] < 2:
-            return BatchStatistics()(layer, forward, x, control)
-        return self.normalise(layer, forward, x, control)
 
 
 class UnMix(StreamRule):

@@ -24,20 +24,7 @@ from dpl.testing.checks import (
 from dpl.testing.devices import DeviceRun, HostReads, run_on_meta
 
 __all__ = [
-    "CHECKS",
-    "DeviceRun",
-    "HostReads",
-    "Subject",
-    "caller_is_untouched",
-    "check_method",
-    "continue_from",
-    "copies_are_independent",
-    "last_is_filled",
-    "predict_changes_nothing",
-    "reset_is_exact",
-    "resumes_exactly",
-    "rolls_back",
-    "run_on_meta",
-    "selected_samples_suffice",
-    "stays_finite",
-]
+    "CHECKS", "DeviceRun", "HostReads", "Subject", "caller_is_untouched", "check_method", "continue_from",
+    "copies_are_independent", "last_is_filled", "predict_changes_nothing", "reset_is_exact", "resumes_exactly",
+    "rolls_back", "run_on_meta", "selected_samples_suffice", "stays_finite",
+]  # fmt: skip

@@ -38,6 +38,11 @@ class Subject:
         """Wrap the network anew."""
         return adapt(self.network, self.method, source=self.source, **self.settings)
 
+    def load(self, snapshot: Path) -> AdaptiveModel:
+        """Load a snapshot of the method; settings that a file cannot hold are given again."""
+        functions = {name: value for name, value in self.settings.items() if callable(value)}
+        return load(snapshot, self.network, source=self.source, **functions)
+
     def run(self, model: AdaptiveModel, steps: int, start: int = 0) -> list[Tensor]:
         """Feed `steps` batches of the endless repetition of the given ones."""
         return [model(self.batches[i % len(self.batches)]) for i in range(start, start + steps)]
@@ -67,17 +72,23 @@ def reset_is_exact(subject: Subject, steps: int = 50) -> None:
 
 def caller_is_untouched(subject: Subject, steps: int = 3) -> None:
     """The caller's network, the images, the global generator and the grad mode stay as they were."""
-    flags = {name: p.requires_grad for name, p in subject.network.named_parameters()}
-    weights = copy.deepcopy(subject.network.state_dict())
-    kinds, modes = [type(m) for m in subject.network.modules()], [m.training for m in subject.network.modules()]
-    pixels, random = [batch.clone() for batch in subject.batches], torch.get_rng_state()
+    weights, random = copy.deepcopy(subject.network.state_dict()), torch.get_rng_state()
+    kinds, pixels = _kinds(subject.network), [batch.clone() for batch in subject.batches]
     subject.run(subject.adapt(), steps)
     _same_state(weights, subject.network.state_dict(), "adapting")
-    _require(flags == {n: p.requires_grad for n, p in subject.network.named_parameters()}, "requires_grad changed")
-    _require(kinds == [type(m) for m in subject.network.modules()], "a module of the caller changed its class")
-    _require(modes == [m.training for m in subject.network.modules()], "a module of the caller changed its mode")
+    for change, kind in _kinds(subject.network).items():
+        _require(kind == kinds[change], change)
     _require(_all_equal(pixels, list(subject.batches)), "the images were changed in place")
     _require(torch.equal(random, torch.get_rng_state()), "the global random generator was used")
+
+
+def _kinds(network: nn.Module) -> dict[str, list[Any]]:
+    """Return what must stay as it is beside the weights, by the sentence that says it did not."""
+    return {
+        "requires_grad changed": [parameter.requires_grad for parameter in network.parameters()],
+        "a module of the caller changed its class": [type(module) for module in network.modules()],
+        "a module of the caller changed its mode": [module.training for module in network.modules()],
+    }
 
 
 def predict_changes_nothing(subject: Subject) -> None:
@@ -99,11 +110,8 @@ def stays_finite(subject: Subject) -> None:
         _require(bool(logits.isfinite().all()), f"non-finite logits for a batch of {tuple(images.shape)}")
         _require(not logits.requires_grad, "the returned logits hold on to the graph")
         # Infinity may mark an empty place in a memory; in the network it would be a fault.
-        bad = [
-            key
-            for key, value in model.state_dict().items()
-            if value.float().isnan().any() or (key.startswith("model.") and value.float().isinf().any())
-        ]
+        state = {key: value.float() for key, value in model.state_dict().items()}
+        bad = [k for k, v in state.items() if v.isnan().any() or (k.startswith("model.") and v.isinf().any())]
         _require(not bad, f"non-finite state {bad[:3]} after a batch of {tuple(images.shape)}")
 
 
@@ -123,10 +131,7 @@ def resumes_exactly(subject: Subject, cut: int = 4, more: int = 8) -> None:
     stopped = subject.adapt()
     subject.run(stopped, cut)
     with tempfile.TemporaryDirectory() as folder:
-        stopped.save(Path(folder) / "snapshot")
-        resumed = load(
-            Path(folder) / "snapshot", subject.network, source=subject.source, **_functions(subject.settings)
-        )
+        resumed = subject.load(stopped.save(Path(folder) / "snapshot"))
     _require(_all_equal(expected, subject.run(resumed, more, start=cut)), "a resumed stream gives other logits")
     resumed.reset()
     straight.reset()
@@ -162,9 +167,8 @@ def selected_samples_suffice(subject: Subject, steps: int = 3) -> None:
     whole, selected = (form.adapt() for form in forms)
     for ours, plain in zip(subject.run(selected, steps), subject.run(whole, steps), strict=True):
         _require(torch.allclose(ours, plain, atol=1e-3), "candidates() leaves out samples that loss() learns from")
-    _require(
-        bool(selected.last["updated"]) == bool(whole.last["updated"]), "candidates() changes whether a step is taken"
-    )
+    updated = [bool(model.last["updated"]) for model in (selected, whole)]
+    _require(updated[0] == updated[1], "candidates() changes whether a step is taken")
 
 
 CHECKS: tuple[Callable[[Subject], None], ...] = (
@@ -182,8 +186,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
 
 def continue_from(subject: Subject, snapshot: Path, start: int, more: int) -> list[Tensor]:
     """Load a snapshot (made in this process or in another) and return the logits of the batches that follow."""
-    again = _functions(subject.settings)
-    return subject.run(load(snapshot, subject.network, source=subject.source, **again), more, start=start)
+    return subject.run(subject.load(snapshot), more, start=start)
 
 
 def _odd_batches(batches: Sequence[Tensor]) -> list[Tensor]:
@@ -203,15 +206,16 @@ def _odd_batches(batches: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def _functions(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a file cannot hold."""
-    return {name: value for name, value in settings.items() if callable(value)}
+def changed_keys(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
+    """Return the first keys that only one of two states has, or whose values differ."""
+    alone = sorted(before.keys() ^ after.keys())
+    return (alone or [key for key, value in before.items() if not torch.equal(value, after[key])])[:4]
 
 
 def _same_state(before: Mapping[str, Tensor], after: Mapping[str, Tensor], what: str) -> None:
     _require(list(before) == list(after), f"{what} changed the state's keys: {set(before) ^ set(after)}")
-    different = [key for key in before if not torch.equal(before[key], after[key])]
-    _require(not different, f"{what} changed {different[:4]}")
+    changed = changed_keys(before, after)
+    _require(not changed, f"{what} changed {changed}")
 
 
 def _all_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

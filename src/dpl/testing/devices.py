@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -40,75 +41,56 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Answer a read of a meta tensor; pass everything else on."""
-        answer = _ANSWERS.get(func)
-        if answer is not None:
-            read = answer(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        tensors = [value for value in args if isinstance(value, Tensor)]
+        if func in _ANSWERS and any(tensor.device == _META for tensor in tensors):
+            read = _ANSWERS[func](*args, **kwargs)
             if read is not None:
                 self.reads[func._schema.name.removeprefix("aten::")] += 1
                 return read
-        return func(*args, **(kwargs or {}))
-
-
-def _scalar(tensor: Tensor) -> Any:
-    if tensor.device != _META:
-        return None
-    return torch.ones((), dtype=tensor.dtype).item()
+        return func(*args, **kwargs)
 
 
 def _to_host(tensor: Tensor, *, device: torch.device | None = None, dtype: Any = None, **_other: Any) -> Tensor | None:
-    if tensor.device != _META or device != _HOST:
-        return None
-    return torch.ones(tensor.shape, dtype=dtype or tensor.dtype)
+    return torch.ones(tensor.shape, dtype=dtype or tensor.dtype) if device == _HOST else None
 
 
-def _copied_to_host(own: Tensor, tensor: Tensor, *_args: Any) -> Tensor | None:
-    return own.fill_(1) if own.device == _HOST and tensor.device == _META else None
-
-
-def _all_rows(tensor: Tensor) -> Tensor | None:
-    if tensor.device != _META:
-        return None
-    return torch.empty(tensor.numel(), tensor.ndim, dtype=torch.int64, device=_META)
+def _all_rows(mask: Tensor) -> Tensor:
+    return torch.empty(mask.numel(), mask.ndim, dtype=torch.int64, device=_META)
 
 
 def _indexed(tensor: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
     """Index by a mask as if all of it were true."""
-    if tensor.device != _META or not any(i is not None and i.dtype == torch.bool for i in indices):
+    masks = [index is not None and index.dtype == torch.bool for index in indices]
+    if tensor.device != _META or not any(masks):
         return None
-    rows: list[Tensor | None] = []
-    for index in indices:
-        is_mask = index is not None and index.dtype == torch.bool
-        rows += list(_all_rows(index).unbind(1)) if is_mask else [index]  # type: ignore[arg-type, union-attr]
-    return _aten.index.Tensor(tensor, rows)  # type: ignore[no-any-return]
+    rows = [
+        _all_rows(index).unbind(1) if is_mask else (index,)  # type: ignore[arg-type]
+        for index, is_mask in zip(indices, masks, strict=True)
+    ]
+    return _aten.index.Tensor(tensor, list(chain(*rows)))  # type: ignore[no-any-return]
 
 
-def _unique(tensor: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor, Tensor] | None:
-    if tensor.device != _META:
-        return None
+def _unique(tensor: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
     places = torch.empty(tensor.shape, dtype=torch.int64, device=_META)
     return torch.empty_like(tensor).flatten(), places, places.flatten()
 
 
-def _counts(tensor: Tensor, _weights: Tensor | None = None, minlength: int = 0) -> Tensor | None:
-    if tensor.device != _META:
-        return None
+def _counts(tensor: Tensor, _weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     return torch.empty(max(minlength, 1), dtype=torch.int64, device=_META)
 
 
-def _equal(first: Tensor, second: Tensor, *_args: Any, **_kwargs: Any) -> bool | None:
-    return True if _META in (first.device, second.device) else None
-
-
+# What the host would read of a tensor on `meta`; None: this call reads nothing.
 _ANSWERS: dict[Any, Callable[..., Any]] = {
-    _aten._local_scalar_dense.default: _scalar,
+    _aten._local_scalar_dense.default: lambda tensor: torch.ones((), dtype=tensor.dtype).item(),
     _aten._to_copy.default: _to_host,
-    _aten.copy_.default: _copied_to_host,
+    _aten.copy_.default: lambda own, *_: own.fill_(1) if own.device == _HOST else None,
     _aten.nonzero.default: _all_rows,
     _aten.index.Tensor: _indexed,
     _aten._unique2.default: _unique,
     _aten.bincount.default: _counts,
-    _aten.equal.default: _equal,
-    _aten.allclose.default: _equal,
+    _aten.equal.default: lambda *_, **__: True,
+    _aten.allclose.default: lambda *_, **__: True,
 }
 
 

@@ -7,11 +7,11 @@ the model's whole state, before and after: weights, optimizer, memory, generator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpl.model.adaptive import AdaptiveModel
+from dpl.testing.checks import changed_keys
 
 __all__ = ["FailAt", "Injected", "count_operations", "first_change"]
 
@@ -56,15 +56,9 @@ def first_change(model: AdaptiveModel, images: Tensor, points: Sequence[int]) ->
             with FailAt(number):
                 model(images)
         except Injected:
-            changed = _difference(before, model.state_dict())
+            changed = changed_keys(before, model.state_dict())
             if changed or dict(model.last) != last or images.grad is not None:
                 return f"operation {number}: {changed or 'model.last or images.grad'}"
         else:
             return f"operation {number}: the exception was swallowed"
     return None
-
-
-def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
-    if before.keys() != after.keys():
-        return sorted(before.keys() ^ after.keys())[:4]
-    return [key for key, value in before.items() if not torch.equal(value, after[key])][:4]

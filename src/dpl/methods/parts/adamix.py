@@ -1,14 +1,14 @@
 """AdaMixBN: each layer mixes the source's statistics with the batch's by how far the batch lies from the source."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.core.numerics import variance_and_mean
-from dpl.network.norm import BatchStatistics, Forward, NormControl, RunningStatistics, channel_statistics, normalise
+from dpl.network.norm import BatchRule, Forward, NormControl, channel_statistics, normalise
 
 __all__ = ["AdaMix", "Moments", "source_share"]
 
@@ -23,7 +23,7 @@ class Moments(NamedTuple):
 
 
 @dataclass
-class AdaMix:
+class AdaMix(BatchRule):
     """Normalise one batch, over all passes that are made on it, as DomainAdaptor's AdaMixBN does.
 
     The first pass finds for each layer the affine parameters with which normalising by the batch equals normalising by
@@ -33,13 +33,10 @@ class AdaMix:
     """
 
     offsets: dict[_BatchNorm, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    needs_running = True
 
-    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+    def normalise(self, layer: Any, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Normalise by the batch, with rectified affine parameters."""
-        if layer.running_mean is None or layer.running_var is None:
-            return BatchStatistics()(layer, forward, x, control)
-        if x.numel() // x.shape[1] < 2:
-            return RunningStatistics()(layer, forward, x, control)
         source = Moments(layer.running_mean, layer.running_var)
         variance, mean = channel_statistics(x, correction=1)
         batch = Moments(mean.to(source.mean.dtype), variance.to(source.variance.dtype))

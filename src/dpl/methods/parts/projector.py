@@ -1,12 +1,32 @@
-"""What contrasts with source prototypes share: a small projector of features, and the nearest prototype."""
+"""What RMT and SANTA share: a contrast of a sample's views with its nearest source prototype, through a projector."""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 from dpl.core.random import Random
+from dpl.methods.base import GradientMethod
+from dpl.network import Pass
+from dpl.objectives.contrastive import view_contrast
 
-__all__ = ["make_projector", "nearest_prototype"]
+__all__ = ["declare_projector", "make_projector", "nearest_contrast", "nearest_prototype"]
+
+
+def declare_projector(method: GradientMethod[Any], width: int) -> dict[str, Parameter]:
+    """Declare a projector as `method.projector`; return its parameters by their name in the optimizer."""
+    projector = make_projector(method.network.prototypes, width, method.random)
+    method.declare_module("projector", projector)
+    owner = method.info.name.partition("+")[0]
+    return {f"{owner}.projector.{name}": parameter for name, parameter in projector.named_parameters()}
+
+
+def nearest_contrast(projector: nn.Module, prototypes: Tensor, out: Pass, view: Pass, temperature: float) -> Tensor:
+    """Contrast three views of each sample: its nearest source prototype, its feature, and that of an augmented one."""
+    near = prototypes[nearest_prototype(out.z.detach(), prototypes)]
+    return view_contrast(projector(torch.stack([near, out.z, view.z])), temperature)
 
 
 def make_projector(prototypes: Tensor, width: int, random: Random) -> nn.Module:

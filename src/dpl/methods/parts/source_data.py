@@ -1,4 +1,4 @@
-"""Labelled source batches: round and round at a position that is part of a method's state, and class means."""
+"""Labelled source batches: round and round at a position that is part of a method's state, and class statistics."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,7 +12,7 @@ from dpl.core.state import Stateful
 from dpl.methods.base import Source
 from dpl.network import Network
 
-__all__ = ["SourceStream", "class_means", "on_network"]
+__all__ = ["SourceStream", "class_means", "first_batches", "on_network", "predicted_class_statistics"]
 
 _EMPTY = "source is empty: expected at least one batch of (images, labels)"
 
@@ -79,18 +79,47 @@ def class_means(network: Network, batches: Source, enough: int) -> tuple[Tensor,
     """
     total = torch.zeros_like(network.prototypes)
     count = total.new_zeros(len(total), 1)
-    seen = size = 0
-    for batch in batches:
-        images, labels = on_network(batch, network)
+    size = 0
+    for images, labels in first_batches(batches, network, enough):
         _check_labels(labels, len(total))
         total.index_add_(0, labels, network(images).z.to(total.dtype))
         count.index_add_(0, labels, count.new_ones(len(labels), 1))
-        seen, size = seen + len(labels), size or len(labels)
-        if seen > enough:
-            break
-    if not seen:
+        size = size or len(labels)
+    if not size:
         raise SettingError(_EMPTY)
     return total / count.clamp(min=1), size
+
+
+@torch.no_grad()
+def predicted_class_statistics(network: Network, batches: Source, enough: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean and variance of the features of each predicted class [C, d], and which classes have both [C].
+
+    They are computed in float64 on the host.
+    """
+    classes, width = network.prototypes.shape
+    count, total, square = (torch.zeros(classes, columns, dtype=torch.float64) for columns in (1, width, width))
+    for images, _ in first_batches(batches, network, enough):
+        out = network(images)
+        labels, features = out.logits.argmax(dim=1).cpu(), out.z.cpu().double()
+        count.index_add_(0, labels, torch.ones(len(labels), 1, dtype=torch.float64))
+        total.index_add_(0, labels, features)
+        square.index_add_(0, labels, features**2)
+    if count.sum() == 0:
+        raise SettingError(_EMPTY)
+    mean = total / count.clamp(min=1)
+    variance = ((square - count * mean**2) / (count - 1).clamp(min=1)).clamp(min=0)
+    return mean, variance, count[:, 0] > 1
+
+
+def first_batches(batches: Source, network: Network, enough: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield source batches where `network` lives, until more than `enough` images were read."""
+    seen = 0
+    for batch in batches:
+        images, labels = on_network(batch, network)
+        yield images, labels
+        seen += len(images)
+        if seen > enough:
+            return
 
 
 def on_network(batch: tuple[Tensor, Tensor], network: Network) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from dpl.memory.ema import ema_update, share_frozen
 from dpl.network import Network, Pass
 from dpl.network.norm import Rule
 
-__all__ = ["Teacher"]
+__all__ = ["AnsweredByTeacher", "Teacher"]
 
 
 class Teacher(Stateful):
@@ -40,3 +40,18 @@ class Teacher(Stateful):
         """Move towards the student, keeping a share `momentum` of the present weights."""
         kept = self.momentum if momentum is None else momentum
         ema_update(self.weights.parameters(), self.student.module.parameters(), kept)
+
+
+class AnsweredByTeacher:
+    """What a method adds whose teacher predicts; it stands before the method's base class."""
+
+    teacher: Teacher
+
+    @property
+    def predicting(self) -> Network:
+        """The teacher's network."""
+        return self.teacher.network
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Predict with the teacher and its statistics, and change nothing."""
+        return self.teacher(images).logits

@@ -1,0 +1,56 @@
+"""What a user hands to an adaptive model, checked: images, and labelled source data."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dpl.core.errors import InputError, SettingError
+from dpl.core.numerics import is_autocast_on
+from dpl.methods.base import Source
+from dpl.network import Network
+
+__all__ = ["Labelled", "as_batches", "check_batch", "with_advice"]
+
+Labelled = Source | tuple[Tensor, Tensor] | None  # batches of (images, labels), or one such pair
+
+_SOURCE_BATCH = 64
+
+
+def as_batches(source: Labelled) -> Source | None:
+    """Cut one pair of tensors into batches; leave a loader as it is."""
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Tensor):
+        images, labels = source
+        starts = range(0, len(images), _SOURCE_BATCH)
+        return [(images[i : i + _SOURCE_BATCH], labels[i : i + _SOURCE_BATCH]) for i in starts]
+    if isinstance(source, Iterator):
+        raise SettingError(
+            "source is an iterator that can be read only once: pass a loader, a list of batches or a pair"
+        )
+    return source
+
+
+def check_batch(images: Tensor, network: Network) -> None:
+    """Refuse what is no batch of images, or lies on another device or in another type than the network."""
+    problem = ""
+    if not isinstance(images, Tensor):
+        problem = f"is {type(images).__name__}: expected a torch.Tensor [batch, channels, ...]"
+    elif images.ndim < 2 or len(images) == 0:
+        problem = f"has shape {tuple(images.shape)}: expected a non-empty batch [batch, ...]"
+    elif not images.is_floating_point():
+        problem = f"has dtype {images.dtype}: expected floating point; use images.float() / 255"
+    elif images.device != network.device:
+        problem = f"is on {images.device}, the model on {network.device}; move one of them"
+    elif images.dtype != network.dtype and not is_autocast_on(images.device):
+        problem = f"has dtype {images.dtype}, the model {network.dtype}; use images.to({network.dtype})"
+    if problem:
+        raise InputError(f"images {problem}")
+
+
+def with_advice(error: BaseException, images: Tensor) -> BaseException:
+    """Return the error of a step; where memory ran out, with what to do."""
+    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    if not out_of_memory:
+        return error
+    advice = f"a batch of {len(images)} images needs more memory than there is; nothing has changed"
+    return type(error)(f"{advice}: use a smaller batch ({error})")
