@@ -26,14 +26,14 @@ from dpl.streams import PROTOCOLS
 from dpl.streams.protocol import DELTAS, ORDERS
 
 __all__ = [
-    "LEAVE_ONE_OUT", "SHIPPED", "SINGLE_SOURCE", "MethodEntry", "Section", "load_file", "read_sections", "shipped_or",
-    "within",
+    "BY_DOMAIN", "LEAVE_ONE_OUT", "SHIPPED", "SINGLE_SOURCE", "MethodEntry", "Section", "load_file", "read_sections",
+    "shipped_or", "within",
 ]  # fmt: skip
 
 SHIPPED = Path(dpl.__file__).parent / "configs"
 """The experiment files of the package."""
 
-LEAVE_ONE_OUT, SINGLE_SOURCE = "leave_one_domain_out", "single_source"
+BY_DOMAIN = LEAVE_ONE_OUT, SINGLE_SOURCE = "leave_one_domain_out", "single_source"
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
 SettingGrid = Mapping[str, tuple[Any, ...]]
@@ -124,45 +124,41 @@ def within(place: str) -> Iterator[None]:
         raise SettingError(f"{place}: {error}") from error
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML without its two traps: of a key that stands twice the last is kept, and `5e-5` is text, having no point."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Refuse a key that stands twice."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in keys[:place]:
+                mark = key.start_mark
+                raise SettingError(f"{mark.name}, line {mark.line + 1}: duplicate key {key.value!r}")
+        return node
+
+    def construct_text(self, node: yaml.ScalarNode) -> str | float:
+        """Return a number for a text that is one."""
+        return float(node.value) if _EXPONENT.fullmatch(node.value) else str(node.value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:str", _Loader.construct_text)
+
+
 def load_file(path: Path) -> dict[str, Any]:
     """Return the keys of an experiment file, not yet checked."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            content = _Loader(file).get_single_data()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as an experiment file ({error})") from error
-    try:
-        _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader), path)
-        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         where = f", line {place.line + 1}" if place else ""
         raise SettingError(f"{path}{where}: not YAML ({getattr(error, 'problem', error)})") from error
     if not isinstance(content, dict):
         raise SettingError(f"{path}: expected keys such as dataset, network, methods; found {type(content).__name__}")
-    return {str(key): _numbers(value) for key, value in content.items()}
-
-
-def _refuse_duplicates(node: yaml.Node | None, path: Path) -> None:
-    """Raise if a mapping has a key twice: YAML would silently keep the last."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen:
-                raise SettingError(f"{path}, line {key.start_mark.line + 1}: duplicate key {key.value!r}")
-            seen.add(key.value)
-            _refuse_duplicates(value, path)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _refuse_duplicates(value, path)
-
-
-def _numbers(value: Any) -> Any:
-    """Turn `5e-5`, which YAML reads as text because it has no point, into a number."""
-    if isinstance(value, dict):
-        return {key: _numbers(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_numbers(entry) for entry in value]
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+    return {str(key): value for key, value in content.items()}
 
 
 def _section(values: dict[str, Any]) -> Section:
