@@ -108,9 +108,8 @@ class Unit:
     def from_record(cls, record: Mapping[str, Any]) -> "Unit":
         """Return the unit that `record()` was made from."""
         known = {f.name for f in dataclasses.fields(cls)}
-        for name in record:
-            if name not in known:
-                raise DataError(f"unit record: unknown field {name!r}. {did_you_mean(name, known)}")
+        for name in record.keys() - known:
+            raise DataError(f"unit record: unknown field {name!r}. {did_you_mean(name, known)}")
         values = _with_tuples(record)
         if values.get("source"):
             values["source"] = SourceData(**_with_tuples(values["source"]))
@@ -129,8 +128,7 @@ def method_kind(name: str) -> type[Method[Any]]:
 
 def resolved_settings(method: str, values: Settings) -> dict[str, Any]:
     """Return every setting of a method with its value, given some of them; plain data only."""
-    settings = make_settings(method_kind(method).settings_class, repr(method), values)
-    resolved = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    resolved = dict(vars(make_settings(method_kind(method).settings_class, repr(method), values)))
     for name, value in resolved.items():
         if callable(value):
             raise SettingError(f"{method}: {name} is a function, which an experiment's record cannot hold")
