@@ -128,6 +128,10 @@ def _check_section(section: Section) -> None:
         (section.domains and by_domain, "domains: this protocol names its streams by targets"),
         (section.corrupt is not None and section.dataset not in CLEAN,
          f"corrupt: {section.dataset} is not a set of clean images ({', '.join(CLEAN)})"),
+        (section.changing and (section.corrupt is None or section.protocol != "continual"),
+         "changing: needs corrupt: true and protocol: continual"),
+        (section.changing and (len(section.severities) > 1 or len(section.domains or CORRUPTIONS) < 2),
+         "changing: needs one severity, which both corruptions share, and at least two corruptions in domains"),
         (section.source == "rest" and section.corrupt is None,
          "source: rest is for clean images that are corrupted here"),
         (section.outliers == section.dataset, "outliers: expected another data set than the stream's, or noise"),
@@ -202,7 +206,7 @@ def searched_settings(section: Section, entry: MethodEntry, names: list[str]) ->
 
 _OF_SECTION = (
     "dataset", "corrupt", "holdout", "limit", "transform", "order", "delta", "visits", "imbalance", "outliers",
-    "outlier_ratio", "stream_speed", "network",
+    "outlier_ratio", "stream_speed", "network", "changing",
 )  # fmt: skip
 _OF_STREAM = ("domains", "severities", "seed", "weights", "trained_on")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from dpl.bench.changing import with_changing_corruptions
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch, ImageSet, batches, unchanged
@@ -63,6 +64,8 @@ def known_domains(dataset: str, corrupted: bool) -> tuple[str, ...]:
 def _shifts(unit: Unit) -> list[tuple[str, int | None]]:
     """Return every domain of a unit at every severity, in the order in which its predictions number them."""
     levels: Sequence[int | None] = unit.severities or (None,)
+    if unit.changing is not None:
+        return [("changing", level) for level in levels]
     return [(name, level) for level in levels for name in unit.domains]
 
 
@@ -83,8 +86,8 @@ def _open(unit: Unit, context: "BenchContext", name: str, severity: int | None) 
 def _chosen(
     unit: Unit, context: "BenchContext", image_set: ImageSet, positions: Indices, name: str, severity: int | None
 ) -> ImageSet:
-    """Return the images at these positions, corrupted where the unit says so."""
-    if unit.corrupt is None or severity is None:
+    """Return the images at these positions, corrupted where the unit says so; changing corruptions come later."""
+    if unit.corrupt is None or severity is None or unit.changing is not None:
         return image_set.subset(positions)
     transform = make_transform(unit.transform)
     return regenerated(image_set, positions, transform, name, severity, seed=unit.corrupt, cache=context.cache_folder())
@@ -143,7 +146,11 @@ def streamed_image(unit: Unit, context: "BenchContext", domain: int, sample: int
     if not 0 <= sample < len(whole):
         raise DataError(f"{whole.name}: {len(whole):,} images, the run saw number {sample:,}: another data set")
     image = whole.load(sample)
-    if unit.corrupt is not None and severity is not None:
+    if unit.changing is not None:
+        parts = open_parts(unit, context)
+        (segment,) = segments(unit, parts)
+        image = _images_of(segment, parts, unit)[0].load(int(np.flatnonzero(parts[0].positions == sample)[0]))
+    elif unit.corrupt is not None and severity is not None:
         transform = make_transform(unit.transform)
         image = Image.fromarray(corrupted_pixels(whole, sample, sample, transform, name, severity, unit.corrupt))
     return Streamed(image, whole.location(sample), int(whole.labels[sample]), whole.classes)
@@ -180,13 +187,21 @@ def segment_batches(
     segment: Segment, parts: Sequence[StreamedDomain], unit: Unit, context: "BenchContext"
 ) -> Iterator[Batch]:
     """Yield a segment's images in order of arrival; `indices` are rows of the set that `joined` makes of the parts."""
+    chosen, rows = _images_of(segment, parts, unit)
+    transform = unchanged() if unit.corrupt is not None else make_transform(unit.transform)
+    return batches(chosen, rows, transform, unit.batch_size, workers=context.workers, cache=context.decoded)
+
+
+def _images_of(segment: Segment, parts: Sequence[StreamedDomain], unit: Unit) -> tuple[ImageSet, Indices]:
+    """Return the images of all parts that a segment takes from, and their rows in order of arrival."""
     numbers = sorted(set(segment.indices[:, 0].tolist()))
     chosen = joined([parts[number].images for number in numbers])
     offsets = np.zeros(len(parts), dtype=np.int64)
     offsets[numbers] = np.cumsum([0, *(len(parts[number].images) for number in numbers[:-1])])
     rows = offsets[segment.indices[:, 0]] + segment.indices[:, 1]
-    transform = unchanged() if unit.corrupt is not None else make_transform(unit.transform)
-    return batches(chosen, rows, transform, unit.batch_size, workers=context.workers, cache=context.decoded)
+    if unit.changing is not None:
+        chosen = with_changing_corruptions(chosen, rows, unit, unit.changing)
+    return chosen, rows
 
 
 def check_data(units: Iterable[Unit], context: "BenchContext") -> list[str]:

@@ -66,6 +66,7 @@ class Section(Checked):
     methods: tuple[MethodEntry, ...] = setting(MISSING, "list of methods, or a mapping of row names to settings")
     batch_size: int = setting(MISSING, "images per batch", low=1)
     corrupt: int | None = setting(None, "corrupt clean images here: true, or a seed", low=0)
+    changing: int | None = setting(None, "let corruptions fade into each other: images at each step", low=1)
     domains: tuple[str, ...] | None = setting(None, "domains or corruptions to stream; by default all")
     targets: tuple[str, ...] | None = setting(None, "target domains; by default all")
     sources: tuple[str, ...] | None = setting(None, "source domains of protocol single_source; by default all")

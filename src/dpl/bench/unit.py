@@ -17,7 +17,7 @@ __all__ = ["FORMAT", "SourceData", "Unit", "method_kind", "resolved_settings"]
 
 FORMAT = 1
 Settings = Mapping[str, Any]
-_LATER_FIELDS = ("imbalance", "outliers", "outlier_ratio", "stream_speed")
+_LATER_FIELDS = ("imbalance", "outliers", "outlier_ratio", "stream_speed", "changing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,8 @@ class Unit:
     """Outliers for each image of a known class."""
     stream_speed: float | None = None
     """Batches that arrive in the time of one prediction; None: the stream waits for the model."""
+    changing: int | None = None
+    """Corruptions fade into each other, in steps of so many images; None: each has its own part of the stream."""
 
     @cached_property
     def key(self) -> str:

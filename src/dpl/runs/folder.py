@@ -118,7 +118,7 @@ def run_folder(
     record = FolderRecord.begin(run.out, run.description(), model, resumed=length is not None)
     with _predictions_file(run, length) as file:
         writer = csv.writer(file)
-        for step in online(model, _readable(run, model, result), record.work):
+        for step in online(model, _readable(run, result), record.work):
             record.note(step, model)
             writer.writerows(_rows(run, model, network, step, result, record))
             result.batches += 1
@@ -167,14 +167,13 @@ def _predictions_file(run: FolderRun, length: int | None) -> Iterator[IO[str]]:
         yield file
 
 
-def _readable(run: FolderRun, model: AdaptiveModel, result: FolderResult) -> Iterator[tuple[Tensor, Batch]]:
-    """Yield the batches that are left, on the model's device; images that cannot be read are noted."""
-    device = next(model.model.parameters()).device
+def _readable(run: FolderRun, result: FolderResult) -> Iterator[tuple[Tensor, Batch]]:
+    """Yield the batches that are left; images that cannot be read are noted."""
     left = run.order()[result.position :]
     for batch in batches(run.images, left, run.transform, run.batch_size, workers=run.workers):
         result.failed += [list(item) for item in batch.failed]
         if len(batch):
-            yield batch.images.to(device), batch
+            yield batch.images, batch
 
 
 def _rows(
