@@ -12,7 +12,7 @@ from typing import Any
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, FOLDER, known_domains
 from dpl.bench.section import BY_DOMAIN, LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections, within
 from dpl.bench.selection import Candidate, Cell, candidates
-from dpl.bench.unit import SourceData, Unit, method_kind, resolved_settings
+from dpl.bench.unit import SourceData, StreamSettings, Unit, method_kind, resolved_settings
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.files import file_sha256
 from dpl.data.facts import CORRUPTIONS
@@ -204,10 +204,7 @@ def searched_settings(section: Section, entry: MethodEntry, names: list[str]) ->
     return {k: v for k, v in section.selection.items() if k in names and k not in entry.settings}
 
 
-_OF_SECTION = (
-    "dataset", "corrupt", "holdout", "limit", "transform", "order", "delta", "visits", "imbalance", "outliers",
-    "outlier_ratio", "stream_speed", "network", "changing",
-)  # fmt: skip
+_SHARED = [f.name for f in dataclasses.fields(StreamSettings)]
 _OF_STREAM = ("domains", "severities", "seed", "weights", "trained_on")
 
 
@@ -216,12 +213,11 @@ def _unit(
 ) -> Unit:
     files = {name: getattr(section, name) for name in ("images", "classes") if getattr(section, name)}
     return Unit(
-        **{name: getattr(section, name) for name in _OF_SECTION},
+        **{name: getattr(section, name) for name in _SHARED} | {"batch_size": entry.batch_size or section.batch_size},
         **{name: getattr(stream, name) for name in _OF_STREAM},
         part="inside" if section.protocol == LEAVE_ONE_OUT else "whole",
         files={name: locations.digest(locations.find(value)) for name, value in files.items()},
         protocol="reset_each_shift" if section.protocol in BY_DOMAIN else section.protocol,
-        batch_size=entry.batch_size or section.batch_size,
         method=entry.method,
         settings=resolved_settings(entry.method, settings),
         source=_source(section, entry, stream),

@@ -17,13 +17,12 @@ import yaml
 import dpl
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, FOLDER
 from dpl.bench.selection import PAPER_GRID
-from dpl.bench.unit import SourceData
+from dpl.bench.unit import SourceData, StreamSettings
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.settings import Checked, setting
 from dpl.data.sets import normalise_name
 from dpl.data.transforms import make_transform
 from dpl.streams import PROTOCOLS
-from dpl.streams.protocol import DELTAS, ORDERS
 
 __all__ = [
     "BY_DOMAIN", "LEAVE_ONE_OUT", "SHIPPED", "SINGLE_SOURCE", "MethodEntry", "Section", "load_file", "read_sections",
@@ -55,34 +54,19 @@ class MethodEntry(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section(Checked):
+class Section(StreamSettings, Checked):
     """One grid of a file: every method on every stream with every seed."""
 
     name: str = setting(MISSING, "title of the section's table; by default the data set")
-    dataset: str = setting(MISSING, "name of the data set, or folder: class folders at the paths of `domains`")
     protocol: str = setting(MISSING, "what is streamed, in which order, and when the model is reset")
-    network: str = setting(MISSING, "name of the network")
     weights: str = setting(MISSING, "file of the source weights; {dataset}, {target}, {seed} ... are filled in")
     methods: tuple[MethodEntry, ...] = setting(MISSING, "list of methods, or a mapping of row names to settings")
-    batch_size: int = setting(MISSING, "images per batch", low=1)
-    corrupt: int | None = setting(None, "corrupt clean images here: true, or a seed", low=0)
-    changing: int | None = setting(None, "let corruptions fade into each other: images at each step", low=1)
     domains: tuple[str, ...] | None = setting(None, "domains or corruptions to stream; by default all")
     targets: tuple[str, ...] | None = setting(None, "target domains; by default all")
     sources: tuple[str, ...] | None = setting(None, "source domains of protocol single_source; by default all")
     severities: tuple[int, ...] = setting((5,), "severities of corruptions", low=1, high=5)
-    order: str = setting("numpy", "generator that shuffles a stream", choices=ORDERS)
-    delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=DELTAS[0], high=DELTAS[1])
-    visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
-    imbalance: float | None = setting(None, "label shift: size of the most frequent class over the rarest", low=1)
-    outliers: str | None = setting(None, "mix in images of no known class: noise, or those of another data set")
-    outlier_ratio: float = setting(1.0, "outliers for each image of a known class", low=0)
-    stream_speed: float | None = setting(None, "batches that arrive in the time of one prediction", low=0)
-    holdout: float = setting(0.2, "fraction of each domain in the validation split", low=0, high=1)
-    limit: int | None = setting(None, "use at most so many images of each domain", low=1)
     images: str | None = setting(None, "file that lists the images of the data set to use")
     classes: str | None = setting(None, "file that lists the classes of the data set to use")
-    transform: str = setting("unchanged", "how images are resized and cropped")
     seeds: tuple[int, ...] = setting((0,), "seeds of split, stream order and method", low=0)
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "settings for all methods"})
     source: str | Mapping[str, Any] | None = setting(None, "source images for methods that need them, or rest")
