@@ -36,6 +36,14 @@ def test_a_row_that_lacks_a_segment_has_no_average() -> None:
     assert pacs.means.loc["dpl"].isna().tolist() == [False, True, True]
 
 
+def test_the_likelihood_is_told_of_the_runs_that_kept_it() -> None:
+    assert all(table.nll is None for table in measured_tables(ROWS))
+    pacs, vlcs = measured_tables([*ROWS[:3], ROWS[3] | {"nll": 0.5}, ROWS[4]])
+    assert pacs.nll is not None
+    assert pacs.nll["sketch"].tolist() == pytest.approx([float("nan"), 0.5], nan_ok=True)
+    assert vlcs.nll is None
+
+
 def test_the_frame_keeps_every_field() -> None:
     assert frame(ROWS).to_dict("records") == ROWS
     assert measured_tables([]) == []

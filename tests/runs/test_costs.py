@@ -1,5 +1,6 @@
 """What adaptation costs, counted."""
 
+import json
 import subprocess
 import sys
 
@@ -73,17 +74,23 @@ def test_a_record_keeps_the_guards_events_and_goes_on_after_a_stop(tmp_path) -> 
     model = dpl.adapt(Small(), "pl", guard=True)
     images = torch.rand(6, 3, 8, 8)
     images[2] = float("nan")
-    out = tmp_path / "p.csv"
-    record = FolderRecord.begin(out, {"network": "small"}, model, resumed=False)
+    record = FolderRecord()
     for _ in range(2):
         model(images)
-        record.note(BatchResult(None, [0] * 6, [1.0] * 6, 0.5, None), model)
-    record.write({"images": 10}, 12)
+        record.note(BatchResult(None, [0] * 6, [1.0] * 6, 0.5, "no image"), model.guard)
     assert [event["action"] for event in record.events if event["action"] == "set_aside"] == ["set_aside"] * 2
-    again = FolderRecord.begin(out, {"network": "small"}, model, resumed=True)
-    assert (again.seconds, again.images) == (1.0, 12)
-    assert again.events == record.events
-    model.reset()  # an earlier state: what came after it is not remembered
-    assert FolderRecord.begin(out, {}, model, resumed=True).events == []
-    record_path(out).write_text("{")
-    assert FolderRecord.begin(out, {}, model, resumed=True).seconds == 0
+    path = record_path(tmp_path / "p.csv")
+    record.write(path, {"network": "small", "total": 12}, model)
+    written = json.loads(path.read_text())
+    assert (written["network"], written["total"], written["method"], written["guard"]) == ("small", 12, "pl", True)
+    assert (written["seconds"], written["timed"], written["skipped_because"]) == (1.0, 12, {"no image": 2})
+    assert written["events"] == record.events
+    assert FolderRecord(**json.loads(json.dumps(record.kept()))).kept() == record.kept()
+
+
+def test_a_record_keeps_few_different_reasons() -> None:
+    record = FolderRecord()
+    for number in range(25):
+        record.note(BatchResult(None, [0], [1.0], 0.5, f"reason {number}"), None)
+    assert len(record.skipped_because) == 21
+    assert record.skipped_because["others"] == 5

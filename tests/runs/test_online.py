@@ -1,11 +1,12 @@
 """The one online loop: what it yields for each batch, and what is collected of a labelled stream."""
 
+import numpy as np
 import pytest
 import torch
 
 import dpl
 from dpl.runs.costs import Work
-from dpl.runs.online import evaluate, online
+from dpl.runs.online import evaluate, online, send
 from nets import images, network
 
 LABELS = torch.arange(8) % 3
@@ -50,6 +51,43 @@ def test_a_result_counts_updates_reasons_and_hits() -> None:
     assert result.cumulative()[-1] == pytest.approx(result.accuracy)
     assert result.tail(8) == pytest.approx(100 * sum(hits[-8:]) / 8)
     assert result.work.gflops_per_image > 0
+
+
+def test_the_likelihood_of_the_true_class_is_collected() -> None:
+    model = dpl.adapt(network(), "source")
+    labels = torch.tensor([0, 1, 2, -1, 0, 1, 2, 0])
+    result = evaluate(model, [(images(8), labels)])
+    expected = model.predict(images(8)).log_softmax(dim=1)[torch.arange(8), labels.clamp(min=0)]
+    assert np.asarray(result.log_likelihoods)[result.known] == pytest.approx(expected[labels >= 0].numpy())
+
+
+class Recorded:
+    """Stands for images in the memory of this process; a test machine may have no GPU."""
+
+    is_cuda = False
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def pin_memory(self) -> "Recorded":
+        self.calls.append("pin_memory")
+        return self
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Recorded":
+        self.calls.append((device.type, non_blocking))
+        return self
+
+
+@pytest.mark.parametrize(("device", "calls"), [("cpu", [("cpu", False)]), ("cuda", ["pin_memory", ("cuda", True)])])
+def test_a_copy_to_a_gpu_starts_from_pinned_memory_and_does_not_block(device: str, calls: list[object]) -> None:
+    recorded = Recorded()
+    send(recorded, torch.device(device))  # type: ignore[arg-type]
+    assert recorded.calls == calls
+
+
+def test_images_that_are_on_the_device_are_not_copied() -> None:
+    batch = images(2)
+    assert send(batch, torch.device("cpu")) is batch
 
 
 def test_operations_are_counted_where_they_are_asked_for() -> None:

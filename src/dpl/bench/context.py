@@ -42,10 +42,9 @@ class SourceBatches:
     device: str = "cpu"
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = seeded(self.seed, "source").permutation(len(self.images))
-        for batch in batches(
-            self.images, order, make_transform(self.transform), self.batch_size, workers=self.workers, on_error="raise"
-        ):
+        order, transform = seeded(self.seed, "source").permutation(len(self.images)), make_transform(self.transform)
+        read = batches(self.images, order, transform, self.batch_size, workers=self.workers, on_error="raise")
+        for batch in read:
             images = batch.images.to(self.device, memory_format=torch.channels_last)
             yield images, batch.labels.to(self.device)
 
@@ -95,13 +94,8 @@ class BenchContext:
 
     def absolute(self) -> "BenchContext":
         """Return the context for processes that start in another folder."""
-        return replace(
-            self,
-            data=self.data.absolute(),
-            files={digest: Path(path).absolute() for digest, path in self.files.items()},
-            cache=None if self.cache is None else self.cache.absolute(),
-            decoded=None if self.decoded is None else self.decoded.absolute(),
-        )
+        folders: dict[str, Any] = {name: path.absolute() for name, path in vars(self).items() if isinstance(path, Path)}
+        return replace(self, **folders, files={digest: path.absolute() for digest, path in self.files.items()})
 
     def open(self, name: str, **options: Any) -> OpenedDataset:
         """Open a data set; the last few stay open."""
@@ -131,10 +125,10 @@ class BenchContext:
 
     def open_source(self, source: SourceData) -> Benchmark:
         """Open the data set that source images come from."""
-        options = {} if source.split is None else {"split": source.split}
-        return self.open(
-            source.dataset, **({"domains": source.domains} if source.dataset == FOLDER else options)
-        ).benchmark
+        options: dict[str, Any] = {} if source.split is None else {"split": source.split}
+        if source.dataset == FOLDER:
+            options = {"domains": source.domains}
+        return self.open(source.dataset, **options).benchmark
 
     def file(self, digest: str) -> Path:
         """Return the file with this content."""

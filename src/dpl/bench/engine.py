@@ -8,15 +8,16 @@ import queue
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
 from dpl.bench.context import BenchContext
-from dpl.bench.run import Outcome, Record, run_unit, unit_accuracy
+from dpl.bench.run import Outcome, run_unit, unit_accuracy
 from dpl.bench.selection import Cell, runnable_units
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit
@@ -26,8 +27,8 @@ from dpl.core.settings import Checked, setting
 from dpl.runs.online import OnlineResult
 
 __all__ = [
-    "ClusterOptions", "OnProgress", "UnitFailure", "UnitProgress", "failures", "finished", "pending_units",
-    "record_result", "run_cells", "run_in_processes", "try_unit",
+    "ClusterOptions", "GridRun", "OnProgress", "UnitFailure", "UnitProgress", "prepare_process", "run_cells",
+    "run_in_processes", "try_unit",
 ]  # fmt: skip
 
 _PAUSE = 0.5  # seconds between two checks of what other processes do
@@ -66,53 +67,78 @@ class ClusterOptions(Checked):
     retries: int = setting(3, "how often a run is retried whose process or node died", low=0)
 
 
-def run_cells(
-    cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress = lambda progress: None, *,
-    since: float | None = None, go_on: Callable[[], bool] = lambda: True,
-) -> dict[str, str]:  # fmt: skip
-    """Run every unit that is not done and that no other process has claimed, until all are done.
+@dataclass(frozen=True)
+class GridRun:
+    """The cells of one call, what they need, and who is told; all its processes share the time at which it began.
 
-    A unit that fails does not stop the others: its error is noted in the store, the unit is not tried again by any
-    process of this run (which began at `since`), and the errors are returned by the unit's key.
+    A unit that fails does not stop the others: its error is noted in the store, and no process of this run tries it
+    again.
     """
-    begun = time.time() if since is None else since
-    while go_on():
-        ran = [_run_cell(cell, store, context, on_progress, begun) for cell in cells]
-        if not any(pending_units(cell, store, begun) for cell in cells):
-            break
-        if not any(ran):
-            time.sleep(_PAUSE)  # another process has what is left
-    return failures(cells, store, begun)
 
+    cells: Sequence[Cell]
+    store: Store
+    context: BenchContext
+    on_progress: OnProgress = lambda progress: None
+    begun: float = field(default_factory=time.time)
 
-def failures(cells: Sequence[Cell], store: Store, begun: float) -> dict[str, str]:
-    """Return the reasons of the units that failed since the run began, by the unit's key."""
-    units = {unit.key: unit for cell in cells for unit in cell.units()}
-    return {key: error for key, unit in units.items() if (error := store.failure(unit, begun)) is not None}
+    def run(self, go_on: Callable[[], bool] = lambda: True) -> None:
+        """Run every unit that is not done and that no other process has claimed, until all are done."""
+        while go_on():
+            ran = False
+            for cell in self.cells:  # a unit that is done may decide which of its cell comes next
+                while any([self._run(unit) for unit in self.pending([cell])]):
+                    ran = True
+            if not self.pending():
+                return
+            if not ran:
+                time.sleep(_PAUSE)  # another process has what is left
 
+    def pending(self, cells: Sequence[Cell] | None = None) -> list[Unit]:
+        """Return the units that may run now, are not done and have not failed."""
+        units = [unit for cell in (self.cells if cells is None else cells) for unit in runnable_units(cell, self.store)]
+        return [unit for unit in units if self._error(unit) is None]
 
-def _run_cell(cell: Cell, store: Store, context: BenchContext, on_progress: OnProgress, begun: float) -> bool:
-    """Run what a cell has ready, until other processes run the rest; return whether anything was run."""
-    ran = False
-    while units := pending_units(cell, store, begun):
-        if not any([_run(unit, store, context, on_progress, begun) for unit in units]):
-            return ran
-        ran = True
-    return ran
+    def failures(self) -> dict[str, str]:
+        """Return the reasons of the units that failed, by the unit's key."""
+        units = {unit.key: unit for cell in self.cells for unit in cell.units()}
+        return {key: error for key, unit in units.items() if (error := self._error(unit)) is not None}
 
+    def _error(self, unit: Unit) -> str | None:
+        return self.store.failure(unit, self.begun)
 
-def pending_units(cell: Cell, store: Store, begun: float) -> list[Unit]:
-    """Return the units of a cell that may run now, are not done and have not failed since the run began."""
-    return [unit for unit in runnable_units(cell, store) if store.failure(unit, begun) is None]
+    @contextmanager
+    def claim(self, unit: Unit) -> Iterator[bool]:
+        """Yield whether a unit is to be run here: nobody else has it, and it is still to be done."""
+        with self.store.claim(unit) as mine:
+            yield mine and not self.store.done(unit) and self._error(unit) is None
 
+    def _run(self, unit: Unit) -> bool:
+        """Run one unit unless another process does or did; return whether it was run here."""
+        with self.claim(unit) as mine:
+            if mine:
+                self.keep(unit, try_unit(unit, self.context, self.on_progress))
+        return mine
 
-def _run(unit: Unit, store: Store, context: BenchContext, on_progress: OnProgress, begun: float) -> bool:
-    """Run one unit unless another process does or did; return whether it was run here."""
-    with store.claim(unit) as mine:
-        if not mine or store.done(unit) or store.failure(unit, begun) is not None:
+    def keep(self, unit: Unit, outcome: Outcome | UnitFailure) -> None:
+        """Store a unit's results, or why there are none, and tell."""
+        if isinstance(outcome, UnitFailure):
+            self.store.note_failure(unit, outcome.reason, outcome.details)
+        else:
+            self.store.commit(unit, outcome)
+        self.tell(unit)
+
+    def tell(self, unit: Unit) -> bool:
+        """Tell how a unit ended, as the store has it; return False if it did not yet."""
+        if self.store.done(unit):
+            records = self.store.records(unit)
+            images = sum(record["n"] for record in records)
+            seconds = sum(record["seconds_per_image"] * record["n"] for record in records)
+            self.on_progress(UnitProgress(unit, images, unit_accuracy(records), seconds, ended=True))
+        elif (error := self._error(unit)) is not None:
+            self.on_progress(UnitProgress(unit, 0, float("nan"), ended=True, error=error))
+        else:
             return False
-        on_progress(record_result(unit, store, try_unit(unit, context, on_progress)))
-    return True
+        return True
 
 
 def try_unit(unit: Unit, context: BenchContext, on_progress: OnProgress) -> Outcome | UnitFailure:
@@ -130,30 +156,23 @@ def try_unit(unit: Unit, context: BenchContext, on_progress: OnProgress) -> Outc
         return UnitFailure(reason, traceback.format_exc())
 
 
-def record_result(unit: Unit, store: Store, outcome: Outcome | UnitFailure) -> UnitProgress:
-    """Store a unit's results, or why there are none."""
-    if isinstance(outcome, UnitFailure):
-        store.note_failure(unit, outcome.reason, outcome.details)
-        return UnitProgress(unit, 0, float("nan"), ended=True, error=outcome.reason)
-    store.commit(unit, outcome)
-    return finished(unit, outcome.records)
-
-
-def finished(unit: Unit, records: Sequence[Record]) -> UnitProgress:
-    """Return the last progress of a unit that has its results."""
-    images = sum(record["n"] for record in records)
-    seconds = sum(record["seconds_per_image"] * record["n"] for record in records)
-    return UnitProgress(unit, images, unit_accuracy(records), seconds, ended=True)
+def run_cells(
+    cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress = lambda progress: None
+) -> dict[str, str]:
+    """Run all cells in this process, beside others that use the store; return the errors by the unit's key."""
+    run = GridRun(cells, store, context, on_progress)
+    run.run()
+    return run.failures()
 
 
 def run_in_processes(
     cells: Sequence[Cell], store: Store, context: BenchContext, workers: int, threads: int, on_progress: OnProgress
 ) -> dict[str, str]:
     """Do as `run_cells` with several processes, each with its own threads; events come from all of them."""
-    begun = time.time()
     spawn = multiprocessing.get_context("spawn")
     events: Any = spawn.Queue()
-    arguments = (list(cells), store, context, threads, begun, events)
+    run = GridRun(list(cells), store, context, on_progress)
+    arguments = (replace(run, on_progress=events.put), threads, events)
     processes = [spawn.Process(target=_worker, args=arguments, daemon=True) for _ in range(workers)]
     try:
         for process in processes:
@@ -166,7 +185,7 @@ def run_in_processes(
             process.join()
     if any(process.exitcode for process in processes):
         raise DplError("a worker process ended before its work; what was finished is kept. Run again to resume")
-    return run_cells(cells, store, context, on_progress, since=begun)  # collects failures; nothing is left to run
+    return run.failures()
 
 
 def _listen(processes: Sequence[BaseProcess], events: Any, on_progress: OnProgress) -> None:
@@ -180,13 +199,18 @@ def _listen(processes: Sequence[BaseProcess], events: Any, on_progress: OnProgre
                 return
 
 
-def _worker(cells: list[Cell], store: Store, context: BenchContext, threads: int, begun: float, events: Any) -> None:
+def _worker(run: GridRun, threads: int, events: Any) -> None:
     parent = multiprocessing.parent_process()
-    keep_freed_memory()
-    torch.set_num_threads(threads)
+    prepare_process(threads)
     try:
-        run_cells(cells, store, context, events.put, since=begun, go_on=lambda: parent is None or parent.is_alive())
+        run.run(go_on=lambda: parent is None or parent.is_alive())
     except KeyboardInterrupt:  # the parent reports it for all
         events.cancel_join_thread()
     except OSError as error:
         sys.exit(f"worker: {error}")
+
+
+def prepare_process(threads: int) -> None:
+    """Set up a process that runs units only."""
+    torch.set_num_threads(threads)
+    keep_freed_memory()

@@ -5,13 +5,14 @@ import json
 import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, FOLDER, known_domains
-from dpl.bench.section import LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections, within
+from dpl.bench.section import BY_DOMAIN, LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections, within
 from dpl.bench.selection import Candidate, Cell, candidates
-from dpl.bench.unit import SourceData, Unit, method_kind, resolved_settings
+from dpl.bench.unit import SourceData, StreamSettings, Unit, method_kind, resolved_settings
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.files import file_sha256
 from dpl.data.facts import CORRUPTIONS
@@ -64,14 +65,13 @@ class ExperimentGrid:
 class _Stream:
     """What all methods of a section meet: domains, the network's source domains, a seed."""
 
-    domains: tuple[str, ...]
-    trained_on: tuple[str, ...]
+    target: str
     seed: int
+    domains: tuple[str, ...]
+    trained_on: tuple[str, ...] = ()
     severities: tuple[int, ...] = ()
-    target: str = ""
     source: str | None = None
-    weights: str = ""
-    """Checksum of the network's source weights."""
+    weights: str = ""  # checksum of the network's source weights
 
     @property
     def title(self) -> str:
@@ -113,7 +113,7 @@ def section_cells(
 
 def _check_section(section: Section) -> None:
     """Refuse keys that the protocol or the data set would silently ignore."""
-    by_domain = section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE)
+    by_domain = section.protocol in BY_DOMAIN
     resets = by_domain or PROTOCOLS[section.protocol].reset == "each"
     conflicts = [
         (by_domain and section.dataset not in DOMAINS,
@@ -128,6 +128,10 @@ def _check_section(section: Section) -> None:
         (section.domains and by_domain, "domains: this protocol names its streams by targets"),
         (section.corrupt is not None and section.dataset not in CLEAN,
          f"corrupt: {section.dataset} is not a set of clean images ({', '.join(CLEAN)})"),
+        (section.changing and (section.corrupt is None or section.protocol != "continual"),
+         "changing: needs corrupt: true and protocol: continual"),
+        (section.changing and (len(section.severities) > 1 or len(section.domains or CORRUPTIONS) < 2),
+         "changing: needs one severity, which both corruptions share, and at least two corruptions in domains"),
         (section.source == "rest" and section.corrupt is None,
          "source: rest is for clean images that are corrupted here"),
         (section.outliers == section.dataset, "outliers: expected another data set than the stream's, or noise"),
@@ -137,14 +141,8 @@ def _check_section(section: Section) -> None:
     for is_wrong, message in conflicts:
         if is_wrong:
             raise SettingError(message)
-    _check_common(section)
-
-
-def _check_common(section: Section) -> None:
-    """Refuse a setting that is meant for all methods but that not one of them has."""
     valid = {name for entry in section.methods for name in _setting_names(entry.method)}
-    searched = {} if section.selection is None else section.selection
-    for name in (*section.settings, *searched):
+    for name in (*section.settings, *(section.selection or {})):  # one that is for all methods, but that none has
         if name not in valid:
             raise SettingError(f"settings: no method here has {name!r}. {did_you_mean(name, valid)}")
 
@@ -155,52 +153,45 @@ def _setting_names(method: str) -> list[str]:
 
 def _streams(section: Section, seed: int) -> Iterator[_Stream]:
     """Yield the streams of a section: one for each target, or for each domain if the model is reset at every domain."""
-    if section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE):
+    if section.protocol in BY_DOMAIN:
         yield from _domain_streams(section, seed)
         return
+    protocol = PROTOCOLS[section.protocol]
     corrupted = section.corrupt is not None or section.dataset in CORRUPTED
-    known = (section.domains or ()) if section.dataset == FOLDER else known_domains(section.dataset, corrupted)
+    known = section.domains or () if section.dataset == FOLDER else known_domains(section.dataset, corrupted)
     usual = CORRUPTIONS if corrupted else known
-    names = tuple(usual if section.domains is None else _choose_in_order(section.dataset, section.domains, known))
+    # one by one, because choose_domains would put them into the order of the known ones
+    names = tuple(choose_domains(section.dataset, [name], known)[0] for name in section.domains or usual)
     severities = section.severities if corrupted else ()
-    if PROTOCOLS[section.protocol].walk == "gradual":
+    if protocol.walk == "gradual":
         severities = (1, 2, 3, 4, 5)
-    if PROTOCOLS[section.protocol].reset == "each":
-        for severity in severities or (None,):
+    if protocol.reset == "each":
+        for level in severities or (None,):
             for name in names:
-                yield _Stream((name,), (), seed, () if severity is None else (severity,), target=name)
+                yield _Stream(name, seed, (name,), severities=() if level is None else (level,))
     else:
-        yield _Stream(names, (), seed, severities, target="all")
-
-
-def _choose_in_order(dataset: str, wanted: tuple[str, ...], known: tuple[str, ...]) -> list[str]:
-    """Return the wanted names as the data set spells them, in the order asked for."""
-    return [choose_domains(dataset, [name], known)[0] for name in wanted]
+        yield _Stream("all", seed, names, severities=severities)
 
 
 def _domain_streams(section: Section, seed: int) -> Iterator[_Stream]:
     known = DOMAINS[section.dataset]
-    targets = choose_domains(section.dataset, section.targets, known)
-    if section.protocol == LEAVE_ONE_OUT:
-        for target in targets:
-            yield _Stream((target,), tuple(d for d in known if d != target), seed, target=target)
-        return
-    for source in choose_domains(section.dataset, section.sources, known):
-        for target in targets:
-            if target != source:
-                yield _Stream((target,), (source,), seed, target=target, source=source)
+    sources = choose_domains(section.dataset, section.sources, known) if section.protocol == SINGLE_SOURCE else [None]
+    for source, target in product(sources, choose_domains(section.dataset, section.targets, known)):
+        others = tuple(name for name in known if name != target) if source is None else (source,)
+        if target != source:
+            yield _Stream(target, seed, (target,), others, source=source)
 
 
 def _cell(section: Section, entry: MethodEntry, stream: _Stream, locations: FileLocations) -> Cell:
     names = _setting_names(entry.method)
     common = {name: value for name, value in section.settings.items() if name in names}
-    grid = searched_settings(section, entry, names)
-    choices = candidates(grid)
+    choices = candidates(searched_settings(section, entry, names))
     built = []
     for values in choices:
         target = _unit(section, entry, stream, {"seed": stream.seed, **common, **entry.settings, **values}, locations)
-        judges = tuple(_validation(target, domain) for domain in stream.trained_on) if len(choices) > 1 else ()
-        built.append(Candidate(values, target, judges))
+        held_out = replace(target, part="outside", protocol="reset_each_shift")
+        judges = [replace(held_out, domains=(domain,)) for domain in stream.trained_on] if len(choices) > 1 else []
+        built.append(Candidate(values, target, tuple(judges)))
     return Cell(section.name, entry.label, stream.seed, tuple(built), stream.source, section.oracle and len(built) > 1)
 
 
@@ -213,39 +204,20 @@ def searched_settings(section: Section, entry: MethodEntry, names: list[str]) ->
     return {k: v for k, v in section.selection.items() if k in names and k not in entry.settings}
 
 
-def _validation(target: Unit, domain: str) -> Unit:
-    """Return the unit that judges the settings of `target` on what was held out of a source domain."""
-    return replace(target, domains=(domain,), part="outside", protocol="reset_each_shift")
+_SHARED = [f.name for f in dataclasses.fields(StreamSettings)]
+_OF_STREAM = ("domains", "severities", "seed", "weights", "trained_on")
 
 
 def _unit(
     section: Section, entry: MethodEntry, stream: _Stream, settings: dict[str, Any], locations: FileLocations
 ) -> Unit:
-    by_domain = section.protocol in (LEAVE_ONE_OUT, SINGLE_SOURCE)
     files = {name: getattr(section, name) for name in ("images", "classes") if getattr(section, name)}
     return Unit(
-        dataset=section.dataset,
-        domains=stream.domains,
-        severities=stream.severities,
-        corrupt=section.corrupt,
+        **{name: getattr(section, name) for name in _SHARED} | {"batch_size": entry.batch_size or section.batch_size},
+        **{name: getattr(stream, name) for name in _OF_STREAM},
         part="inside" if section.protocol == LEAVE_ONE_OUT else "whole",
-        holdout=section.holdout,
-        limit=section.limit,
         files={name: locations.digest(locations.find(value)) for name, value in files.items()},
-        transform=section.transform,
-        protocol="reset_each_shift" if by_domain else section.protocol,
-        order=section.order,
-        delta=section.delta,
-        visits=section.visits,
-        imbalance=section.imbalance,
-        outliers=section.outliers,
-        outlier_ratio=section.outlier_ratio,
-        stream_speed=section.stream_speed,
-        batch_size=entry.batch_size or section.batch_size,
-        seed=stream.seed,
-        network=section.network,
-        weights=stream.weights,
-        trained_on=stream.trained_on,
+        protocol="reset_each_shift" if section.protocol in BY_DOMAIN else section.protocol,
         method=entry.method,
         settings=resolved_settings(entry.method, settings),
         source=_source(section, entry, stream),
@@ -278,9 +250,8 @@ def _check_training(weights: Path, section: Section, stream: _Stream) -> None:
     if not path.is_file():
         return
     target = stream.target if section.protocol == LEAVE_ONE_OUT else None
-    wanted: dict[str, Any] = {
-        "network": section.network, "dataset": section.dataset, "target": target, "source": stream.source,
-    }  # fmt: skip
+    wanted: dict[str, Any] = {"network": section.network, "dataset": section.dataset, "target": target}
+    wanted["source"] = stream.source
     if section.protocol == LEAVE_ONE_OUT or section.selection:  # held-out or training images are used by the split
         wanted["trial_seed"] = stream.seed
     try:
@@ -300,17 +271,16 @@ def _source(section: Section, entry: MethodEntry, stream: _Stream) -> SourceData
     """Return which source images a method sees, None for those that need none."""
     if method_kind(entry.method).info.source == "never":
         return None
-    size = entry.batch_size or section.batch_size
+    values: dict[str, Any] = {"dataset": section.dataset, "batch_size": entry.batch_size or section.batch_size}
     if section.source == "rest":
-        return SourceData(dataset=section.dataset, domains=(), part="rest", batch_size=size)
-    if isinstance(section.source, Mapping):
-        values: dict[str, Any] = {"domains": (), "batch_size": size, **section.source}
-        return SourceData(**values)
-    if section.protocol == LEAVE_ONE_OUT:
-        return SourceData(dataset=section.dataset, domains=stream.trained_on, part="inside", batch_size=size)
-    if section.protocol == SINGLE_SOURCE:
-        return SourceData(dataset=section.dataset, domains=stream.trained_on, batch_size=size)
-    raise SettingError(
-        f"{entry.label} needs source images: add source: {{dataset: ..., split: train}}, or source: rest for clean "
-        "images that are not in the stream"
-    )
+        values["part"] = "rest"
+    elif isinstance(section.source, Mapping):
+        values |= section.source
+    elif section.protocol in BY_DOMAIN:
+        values |= {"domains": stream.trained_on, "part": "inside" if section.protocol == LEAVE_ONE_OUT else "whole"}
+    else:
+        raise SettingError(
+            f"{entry.label} needs source images: add source: {{dataset: ..., split: train}}, or source: rest for clean "
+            "images that are not in the stream"
+        )
+    return SourceData(**values)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from dpl.bench.changing import with_changing_corruptions
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch, ImageSet, batches, unchanged
@@ -21,21 +22,8 @@ if TYPE_CHECKING:
     from dpl.bench.context import BenchContext
 
 __all__ = [
-    "CLEAN",
-    "CORRUPTED",
-    "DOMAINS",
-    "FOLDER",
-    "Streamed",
-    "StreamedDomain",
-    "check_classes",
-    "check_data",
-    "check_networks",
-    "known_domains",
-    "open_outliers",
-    "open_parts",
-    "part_of",
-    "segment_batches",
-    "segments",
+    "CLEAN", "CORRUPTED", "DOMAINS", "FOLDER", "Streamed", "StreamedDomain", "check_classes", "check_data",
+    "check_networks", "known_domains", "open_outliers", "open_parts", "part_of", "segment_batches", "segments",
     "streamed_image",
 ]  # fmt: skip
 
@@ -73,18 +61,24 @@ def known_domains(dataset: str, corrupted: bool) -> tuple[str, ...]:
     return (*CORRUPTIONS, *EXTRA_CORRUPTIONS) if corrupted or dataset in CORRUPTED else (CLEAN[dataset],)
 
 
+def _shifts(unit: Unit) -> list[tuple[str, int | None]]:
+    """Return every domain of a unit at every severity, in the order in which its predictions number them."""
+    levels: Sequence[int | None] = unit.severities or (None,)
+    if unit.changing is not None:
+        return [("changing", level) for level in levels]
+    return [(name, level) for level in levels for name in unit.domains]
+
+
 def open_parts(unit: Unit, context: "BenchContext") -> list[StreamedDomain]:
     """Open every domain of a unit, at every severity, restricted to the images that are streamed."""
-    levels: Sequence[int | None] = unit.severities or (None,)
-    return [_open(unit, context, name, level) for level in levels for name in unit.domains]
+    return [_open(unit, context, name, severity) for name, severity in _shifts(unit)]
 
 
 def _open(unit: Unit, context: "BenchContext", name: str, severity: int | None) -> StreamedDomain:
     image_set, index, notes = _domain(unit, context, name, severity)
     if not image_set.labelled:
         raise DataError(f"{image_set.name}: some of its images have no label; accuracy needs one for each")
-    positions = part_of(len(image_set), unit.part, index, unit.seed, unit.holdout)
-    positions = _first(positions, unit.limit)
+    positions = _first(part_of(len(image_set), unit.part, index, unit.seed, unit.holdout), unit.limit)
     chosen = _chosen(unit, context, image_set, positions, name, severity)
     return StreamedDomain(Domain(name, chosen.labels, severity), chosen, positions, len(image_set), notes)
 
@@ -92,8 +86,8 @@ def _open(unit: Unit, context: "BenchContext", name: str, severity: int | None) 
 def _chosen(
     unit: Unit, context: "BenchContext", image_set: ImageSet, positions: Indices, name: str, severity: int | None
 ) -> ImageSet:
-    """Return the images at these positions, corrupted where the unit says so."""
-    if unit.corrupt is None or severity is None:
+    """Return the images at these positions, corrupted where the unit says so; changing corruptions come later."""
+    if unit.corrupt is None or severity is None or unit.changing is not None:
         return image_set.subset(positions)
     transform = make_transform(unit.transform)
     return regenerated(image_set, positions, transform, name, severity, seed=unit.corrupt, cache=context.cache_folder())
@@ -147,17 +141,18 @@ class Streamed:
 
 def streamed_image(unit: Unit, context: "BenchContext", domain: int, sample: int) -> Streamed:
     """Return an image by the numbers under which a unit's predictions know it, corrupted as it was, not resized."""
-    levels: Sequence[int | None] = unit.severities or (None,)
-    name, severity = [(name, level) for level in levels for name in unit.domains][domain]
+    name, severity = _shifts(unit)[domain]
     whole, _, _ = _domain(unit, context, name, severity)
     if not 0 <= sample < len(whole):
         raise DataError(f"{whole.name}: {len(whole):,} images, the run saw number {sample:,}: another data set")
-    if unit.corrupt is None or severity is None:
-        image = whole.load(sample)
-    else:
-        image = Image.fromarray(
-            corrupted_pixels(whole, sample, sample, make_transform(unit.transform), name, severity, unit.corrupt)
-        )
+    image = whole.load(sample)
+    if unit.changing is not None:
+        parts = open_parts(unit, context)
+        (segment,) = segments(unit, parts)
+        image = _images_of(segment, parts, unit)[0].load(int(np.flatnonzero(parts[0].positions == sample)[0]))
+    elif unit.corrupt is not None and severity is not None:
+        transform = make_transform(unit.transform)
+        image = Image.fromarray(corrupted_pixels(whole, sample, sample, transform, name, severity, unit.corrupt))
     return Streamed(image, whole.location(sample), int(whole.labels[sample]), whole.classes)
 
 
@@ -192,13 +187,21 @@ def segment_batches(
     segment: Segment, parts: Sequence[StreamedDomain], unit: Unit, context: "BenchContext"
 ) -> Iterator[Batch]:
     """Yield a segment's images in order of arrival; `indices` are rows of the set that `joined` makes of the parts."""
+    chosen, rows = _images_of(segment, parts, unit)
+    transform = unchanged() if unit.corrupt is not None else make_transform(unit.transform)
+    return batches(chosen, rows, transform, unit.batch_size, workers=context.workers, cache=context.decoded)
+
+
+def _images_of(segment: Segment, parts: Sequence[StreamedDomain], unit: Unit) -> tuple[ImageSet, Indices]:
+    """Return the images of all parts that a segment takes from, and their rows in order of arrival."""
     numbers = sorted(set(segment.indices[:, 0].tolist()))
     chosen = joined([parts[number].images for number in numbers])
     offsets = np.zeros(len(parts), dtype=np.int64)
     offsets[numbers] = np.cumsum([0, *(len(parts[number].images) for number in numbers[:-1])])
     rows = offsets[segment.indices[:, 0]] + segment.indices[:, 1]
-    transform = unchanged() if unit.corrupt is not None else make_transform(unit.transform)
-    return batches(chosen, rows, transform, unit.batch_size, workers=context.workers, cache=context.decoded)
+    if unit.changing is not None:
+        chosen = with_changing_corruptions(chosen, rows, unit, unit.changing)
+    return chosen, rows
 
 
 def check_data(units: Iterable[Unit], context: "BenchContext") -> list[str]:
@@ -207,29 +210,20 @@ def check_data(units: Iterable[Unit], context: "BenchContext") -> list[str]:
     Returns in what the data differ from the published ones.
     """
     notes: dict[str, None] = {}
-    seen: set[object] = set()
-    for unit in units:
-        for severity in unit.severities or (None,):
-            for name in unit.domains:
-                place = (unit.dataset, *unit.files.items(), name, severity, unit.source)
-                if place not in seen:
-                    seen.add(place)
-                    image_set, _, found = _domain(unit, context, name, severity)
-                    notes |= dict.fromkeys(found)
-                    if unit.source is not None:
-                        check_classes(context.open_source(unit.source).domains.values(), image_set)
+    streamed = {(u.dataset, *u.files.items(), *shift, u.source): (u, shift) for u in units for shift in _shifts(u)}
+    for unit, (name, severity) in streamed.values():
+        image_set, _, found = _domain(unit, context, name, severity)
+        notes |= dict.fromkeys(found)
+        if unit.source is not None:
+            check_classes(context.open_source(unit.source).domains.values(), image_set)
     return list(notes)
 
 
 def check_networks(units: Iterable[Unit], context: "BenchContext") -> None:
     """Build every network with its weights once, so that one that does not fit is reported before the first run."""
-    seen: set[object] = set()
-    for unit in units:
-        image_set, _, _ = _domain(unit, context, unit.domains[0], next(iter(unit.severities), None))
-        needs = (unit.network, unit.weights, image_set.classes)
-        if needs not in seen:
-            seen.add(needs)
-            context.source_network(unit, len(image_set.classes))
+    for unit in {(u.network, u.weights, u.dataset, *u.files.items(), u.domains[0]): u for u in units}.values():
+        image_set, _, _ = _domain(unit, context, *_shifts(unit)[0])
+        context.source_network(unit, len(image_set.classes))
 
 
 def check_classes(sets: Iterable[ImageSet], streamed: ImageSet) -> None:

@@ -5,7 +5,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,29 +33,15 @@ class StoredRequest:
 def write_request(root: Path, request: StoredRequest) -> Path:
     """Keep a request below a store's folder; the same request is kept once."""
     units = {unit.key: unit.record() for cell in request.cells for unit in cell.units()}
-    content = {
-        "format": FORMAT,
-        "title": request.title,
-        "data": request.data,
-        "cases": [_cell(cell) for cell in request.cells],
-    }
-    text = json.dumps(content | {"units": units}, separators=(",", ":"))
+    content = {"format": FORMAT, "title": request.title, "data": request.data, "cases": request.cells, "units": units}
+    text = json.dumps(content, separators=(",", ":"), default=_plain)
     path = root / "plans" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
     return write_file(path, text)
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
-    return {
-        "section": cell.section,
-        "label": cell.label,
-        "seed": cell.seed,
-        "source": cell.source,
-        "oracle": cell.oracle,
-        "candidates": [
-            {"values": dict(c.values), "target": c.target.key, "validation": [u.key for u in c.validation]}
-            for c in cell.candidates
-        ],
-    }
+def _plain(value: Cell | Candidate | Unit) -> Any:
+    """Return a unit as its key, a cell or a candidate as its fields."""
+    return value.key if isinstance(value, Unit) else vars(value)
 
 
 def read_requests(root: Path) -> list[StoredRequest]:
@@ -68,21 +54,15 @@ def _read(path: Path) -> StoredRequest:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         units = {key: Unit.from_record(record) for key, record in content["units"].items()}
-        cells = tuple(_cell_from(record, units) for record in content["cases"])
+        cells = tuple(_cell(record, units) for record in content["cases"])
         return StoredRequest(content["title"], content["data"], cells)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not a readable plan ({error}); remove it, the results do not need it") from error
 
 
-def _cell_from(record: Mapping[str, Any], units: Mapping[str, Unit]) -> Cell:
-    candidates: Sequence[Mapping[str, Any]] = record["candidates"]
-    return Cell(
-        section=record["section"],
-        label=record["label"],
-        seed=record["seed"],
-        candidates=tuple(
-            Candidate(c["values"], units[c["target"]], tuple(units[key] for key in c["validation"])) for c in candidates
-        ),
-        source=record["source"],
-        oracle=record["oracle"],
+def _cell(record: Mapping[str, Any], units: Mapping[str, Unit]) -> Cell:
+    candidates = tuple(
+        Candidate(c["values"], units[c["target"]], tuple(units[key] for key in c["validation"]))
+        for c in record["candidates"]
     )
+    return Cell(**{**record, "candidates": candidates})

@@ -11,22 +11,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from dpl import __version__
 from dpl.bench.context import BenchContext
-from dpl.bench.engine import ClusterOptions, OnProgress, UnitFailure, failures, pending_units, record_result, try_unit
+from dpl.bench.engine import ClusterOptions, GridRun, OnProgress, UnitFailure, prepare_process, try_unit
 from dpl.bench.run import Outcome
 from dpl.bench.selection import Cell
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit
-from dpl.core.allocator import keep_freed_memory
 from dpl.core.errors import DplError, SettingError
 from dpl.core.extras import optional
 from dpl.core.settings import setting
@@ -62,15 +58,16 @@ def run_on_ray(
     """Do as `run_cells` on a Ray cluster; return the errors by the unit's key."""
     options = options or RayOptions()
     ray = optional("ray", "ray")
-    begun = time.time()
+    run = GridRun(cells, store, context, on_progress)
     with last_words(_LOST), ExitStack() as claims, _connected(ray, options) as ours:
-        driver = _Driver(ray, cells, store, options, on_progress, begun, claims)
+        driver = _Driver(ray, run, options, claims)
         try:
-            driver.run(context)
+            driver.run_all()
         finally:
             if not ours:  # tasks end with their connection, but this one stays
-                driver.cancel()
-    return failures(cells, store, begun)
+                for reference in driver.submitted:
+                    ray.cancel(reference)
+    return run.failures()
 
 
 @contextmanager
@@ -124,24 +121,20 @@ class _Driver:
     """Submits units, waits for them, and stores what comes back."""
 
     ray: Any
-    cells: Sequence[Cell]
-    store: Store
+    run: GridRun
     options: RayOptions
-    on_progress: OnProgress
-    begun: float
     claims: ExitStack
     submitted: dict[Any, tuple[Unit, ExitStack]] = field(default_factory=dict)
-    waiting: deque[Unit] = field(default_factory=deque)
-    known: set[str] = field(default_factory=set)
+    waiting: dict[str, Unit] = field(default_factory=dict)
 
-    def run(self, context: BenchContext) -> None:
+    def run_all(self) -> None:
         """Run all units that may run, then those that may run after them, until nothing is left."""
-        task, arguments = self._task(context)
+        task, arguments = self._task()
         cells_of: dict[str, list[Cell]] = {}
-        for cell in self.cells:
+        for cell in self.run.cells:
             for unit in cell.units():
                 cells_of.setdefault(unit.key, []).append(cell)
-        self._enqueue(self.cells)
+        self._enqueue(self.run.cells)
         while self.submitted or self.waiting:
             self._submit(task, arguments)
             if self.submitted:
@@ -151,38 +144,33 @@ class _Driver:
             else:
                 time.sleep(_PAUSE)  # another process has what is left
             if not self.submitted:
-                self._enqueue(self.cells)
+                self._enqueue(self.run.cells)
 
-    def _task(self, context: BenchContext) -> tuple[Any, tuple[Any, ...]]:
+    def _task(self) -> tuple[Any, tuple[Any, ...]]:
         """Return the remote function, and what all units pass to it."""
         gpus = self.options.gpus
         if gpus is None:
             gpus = 1.0 if self.ray.cluster_resources().get("GPU", 0) else 0.0
-        shared = self.ray.put(replace(context.absolute(), device="cuda" if gpus else "cpu"))
+        shared = self.ray.put(replace(self.run.context.absolute(), device="cuda" if gpus else "cpu"))
         memory = None if self.options.memory_gb is None else int(self.options.memory_gb * 10**9)
         needs = {"num_cpus": self.options.cpus, "num_gpus": gpus, "memory": memory}
         task = self.ray.remote(**needs, max_retries=self.options.retries, retry_exceptions=[OSError])(_run_unit)
         return task, (shared, shared.hex(), max(1, int(self.options.cpus)), __version__)
 
     def _enqueue(self, cells: Sequence[Cell]) -> None:
-        for cell in cells:
-            for unit in pending_units(cell, self.store, self.begun):
-                if unit.key not in self.known:
-                    self.known.add(unit.key)
-                    self.waiting.append(unit)
+        submitted = {unit.key for unit, _ in self.submitted.values()}
+        self.waiting |= {unit.key: unit for unit in self.run.pending(cells) if unit.key not in submitted}
 
     def _submit(self, task: Any, arguments: tuple[Any, ...]) -> None:
         """Keep a few more units submitted than can run at once, so that no node waits for this process."""
         room = _AHEAD + int(self.ray.cluster_resources().get("CPU", 1) / self.options.cpus)
         while self.waiting and len(self.submitted) < min(room, _MOST_SUBMITTED):
-            unit = self.waiting.popleft()
+            unit = self.waiting.pop(next(iter(self.waiting)))
             claim = self.claims.enter_context(ExitStack())
-            mine = claim.enter_context(self.store.claim(unit))
-            if mine and not self.store.done(unit) and self.store.failure(unit, self.begun) is None:
+            if claim.enter_context(self.run.claim(unit)):
                 self.submitted[task.remote(unit, *arguments)] = (unit, claim)
             else:
                 claim.close()
-                self.known.discard(unit.key)
 
     def _store_result(self, reference: Any) -> Unit:
         """Store what a task returned, or why it did not."""
@@ -194,13 +182,8 @@ class _Driver:
                 if isinstance(cause := getattr(error, "cause", None), DplError):
                     raise cause from error  # a node that cannot work at all would fail all units
                 outcome = UnitFailure(_reason(error, self.options.retries), str(error))
-            self.on_progress(record_result(unit, self.store, outcome))
+            self.run.keep(unit, outcome)
         return unit
-
-    def cancel(self) -> None:
-        """End the tasks that were submitted."""
-        for reference in self.submitted:
-            self.ray.cancel(reference)
 
 
 def _reason(error: Exception, retries: int) -> str:
@@ -223,8 +206,7 @@ def _run_unit(unit: Unit, context: BenchContext, run: str, threads: int, version
             )
         if not context.data.is_dir():
             raise DplError(f"node {platform.node()} does not see {context.data}; put data on a shared file system")
-        torch.set_num_threads(threads)
-        keep_freed_memory()
+        prepare_process(threads)
         _kept.clear()
         _kept[run] = context
     return try_unit(unit, _kept[run], lambda progress: None)

@@ -45,7 +45,6 @@ class _Reader:
     """Hands a stream's batches to the model and remembers which images they were."""
 
     batches: Iterator[Batch]
-    device: str = "cpu"
     rows: list[int] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
 
@@ -54,7 +53,7 @@ class _Reader:
             self.failed += batch.failed
             self.rows += batch.indices.tolist()
             if len(batch):
-                yield batch.images.to(self.device, memory_format=torch.channels_last), batch.labels
+                yield batch.images.contiguous(memory_format=torch.channels_last), batch.labels
 
 
 def run_unit(unit: Unit, context: BenchContext, on_batch: OnBatch = lambda result: None) -> Outcome:
@@ -71,7 +70,7 @@ def run_unit(unit: Unit, context: BenchContext, on_batch: OnBatch = lambda resul
         if segment.reset_before:
             prepared.model.reset()
         forget_peak()
-        reader = _Reader(segment_batches(segment, parts, unit, context), context.device)
+        reader = _Reader(segment_batches(segment, parts, unit, context))
         pace = None if unit.stream_speed is None else Pace(unit.stream_speed)
         result = evaluate(prepared.model, reader, on_batch, pace)
         if not result.labels:
@@ -85,7 +84,10 @@ def run_unit(unit: Unit, context: BenchContext, on_batch: OnBatch = lambda resul
 def _predictions(
     number: int, segment: Segment, parts: Sequence[StreamedDomain], reader: _Reader, result: OnlineResult
 ) -> dict[str, NDArray[Any]]:
-    """Return what is kept of each image of a known class: two bytes for a class, two for a confidence."""
+    """Return what is kept of each image of a known class: two bytes for a class, two for a probability.
+
+    That of the true class is kept as its logarithm, so that the smallest ones still differ.
+    """
     members = sorted(set(segment.indices[:, 0].tolist()))
     starts = np.cumsum([0, *(len(parts[member].images) for member in members)])
     rows = np.asarray(reader.rows, dtype=np.int64)
@@ -98,6 +100,7 @@ def _predictions(
         "label": np.asarray(result.labels).astype(np.uint16),
         "prediction": np.asarray(result.predictions, dtype=np.uint16),
         "confidence": np.asarray(result.confidences, dtype=np.float16),
+        "log_likelihood": np.asarray(result.log_likelihoods, dtype=np.float16),
     }
     return {name: column[result.known] for name, column in columns.items()}
 
@@ -126,6 +129,7 @@ def _segment_record(
         "accuracy": result.accuracy,
         "error": 100.0 - result.accuracy,
         "confidence": float(np.mean(np.asarray(result.confidences)[known])),
+        "nll": -float(np.mean(np.asarray(result.log_likelihoods)[known])),
         "per_class": [
             round(100.0 * h / c, 4) if c else None for h, c in zip(hits.tolist(), counts.tolist(), strict=True)
         ],
@@ -169,7 +173,7 @@ def _shared(unit: Unit, parts: Sequence[StreamedDomain], prepared: PreparedModel
         "data": {part.domain.title: {"streamed": len(part.images), "whole": part.whole} for part in parts},
         "data_notes": list(dict.fromkeys(note for part in parts for note in part.notes)),
         "layout": "channels_last",
-        "device": next(model.model.parameters()).device.type,
+        "device": model.device.type,
         "versions": environment(),
     }
 

@@ -17,23 +17,22 @@ import yaml
 import dpl
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, FOLDER
 from dpl.bench.selection import PAPER_GRID
-from dpl.bench.unit import SourceData
+from dpl.bench.unit import SourceData, StreamSettings
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.settings import Checked, setting
 from dpl.data.sets import normalise_name
 from dpl.data.transforms import make_transform
 from dpl.streams import PROTOCOLS
-from dpl.streams.protocol import DELTAS, ORDERS
 
 __all__ = [
-    "LEAVE_ONE_OUT", "SHIPPED", "SINGLE_SOURCE", "MethodEntry", "Section", "load_file", "read_sections", "shipped_or",
-    "within",
+    "BY_DOMAIN", "LEAVE_ONE_OUT", "SHIPPED", "SINGLE_SOURCE", "MethodEntry", "Section", "load_file", "read_sections",
+    "shipped_or", "within",
 ]  # fmt: skip
 
 SHIPPED = Path(dpl.__file__).parent / "configs"
 """The experiment files of the package."""
 
-LEAVE_ONE_OUT, SINGLE_SOURCE = "leave_one_domain_out", "single_source"
+BY_DOMAIN = LEAVE_ONE_OUT, SINGLE_SOURCE = "leave_one_domain_out", "single_source"
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
 SettingGrid = Mapping[str, tuple[Any, ...]]
@@ -55,33 +54,19 @@ class MethodEntry(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section(Checked):
+class Section(StreamSettings, Checked):
     """One grid of a file: every method on every stream with every seed."""
 
     name: str = setting(MISSING, "title of the section's table; by default the data set")
-    dataset: str = setting(MISSING, "name of the data set, or folder: class folders at the paths of `domains`")
     protocol: str = setting(MISSING, "what is streamed, in which order, and when the model is reset")
-    network: str = setting(MISSING, "name of the network")
     weights: str = setting(MISSING, "file of the source weights; {dataset}, {target}, {seed} ... are filled in")
     methods: tuple[MethodEntry, ...] = setting(MISSING, "list of methods, or a mapping of row names to settings")
-    batch_size: int = setting(MISSING, "images per batch", low=1)
-    corrupt: int | None = setting(None, "corrupt clean images here: true, or a seed", low=0)
     domains: tuple[str, ...] | None = setting(None, "domains or corruptions to stream; by default all")
     targets: tuple[str, ...] | None = setting(None, "target domains; by default all")
     sources: tuple[str, ...] | None = setting(None, "source domains of protocol single_source; by default all")
     severities: tuple[int, ...] = setting((5,), "severities of corruptions", low=1, high=5)
-    order: str = setting("numpy", "generator that shuffles a stream", choices=ORDERS)
-    delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=DELTAS[0], high=DELTAS[1])
-    visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
-    imbalance: float | None = setting(None, "label shift: size of the most frequent class over the rarest", low=1)
-    outliers: str | None = setting(None, "mix in images of no known class: noise, or those of another data set")
-    outlier_ratio: float = setting(1.0, "outliers for each image of a known class", low=0)
-    stream_speed: float | None = setting(None, "batches that arrive in the time of one prediction", low=0)
-    holdout: float = setting(0.2, "fraction of each domain in the validation split", low=0, high=1)
-    limit: int | None = setting(None, "use at most so many images of each domain", low=1)
     images: str | None = setting(None, "file that lists the images of the data set to use")
     classes: str | None = setting(None, "file that lists the classes of the data set to use")
-    transform: str = setting("unchanged", "how images are resized and cropped")
     seeds: tuple[int, ...] = setting((0,), "seeds of split, stream order and method", low=0)
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "settings for all methods"})
     source: str | Mapping[str, Any] | None = setting(None, "source images for methods that need them, or rest")
@@ -124,45 +109,41 @@ def within(place: str) -> Iterator[None]:
         raise SettingError(f"{place}: {error}") from error
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML without its two traps: of a key that stands twice the last is kept, and `5e-5` is text, having no point."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Refuse a key that stands twice."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in keys[:place]:
+                mark = key.start_mark
+                raise SettingError(f"{mark.name}, line {mark.line + 1}: duplicate key {key.value!r}")
+        return node
+
+    def construct_text(self, node: yaml.ScalarNode) -> str | float:
+        """Return a number for a text that is one."""
+        return float(node.value) if _EXPONENT.fullmatch(node.value) else str(node.value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:str", _Loader.construct_text)
+
+
 def load_file(path: Path) -> dict[str, Any]:
     """Return the keys of an experiment file, not yet checked."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            content = _Loader(file).get_single_data()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as an experiment file ({error})") from error
-    try:
-        _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader), path)
-        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         where = f", line {place.line + 1}" if place else ""
         raise SettingError(f"{path}{where}: not YAML ({getattr(error, 'problem', error)})") from error
     if not isinstance(content, dict):
         raise SettingError(f"{path}: expected keys such as dataset, network, methods; found {type(content).__name__}")
-    return {str(key): _numbers(value) for key, value in content.items()}
-
-
-def _refuse_duplicates(node: yaml.Node | None, path: Path) -> None:
-    """Raise if a mapping has a key twice: YAML would silently keep the last."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen:
-                raise SettingError(f"{path}, line {key.start_mark.line + 1}: duplicate key {key.value!r}")
-            seen.add(key.value)
-            _refuse_duplicates(value, path)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _refuse_duplicates(value, path)
-
-
-def _numbers(value: Any) -> Any:
-    """Turn `5e-5`, which YAML reads as text because it has no point, into a number."""
-    if isinstance(value, dict):
-        return {key: _numbers(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_numbers(entry) for entry in value]
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+    return {str(key): value for key, value in content.items()}
 
 
 def _section(values: dict[str, Any]) -> Section:

@@ -12,14 +12,11 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dpl.bench.context import BenchContext
-from dpl.bench.engine import ClusterOptions, OnProgress, UnitProgress, failures, finished, pending_units, run_cells
+from dpl.bench.engine import ClusterOptions, GridRun, OnProgress, prepare_process
 from dpl.bench.selection import Cell
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit
-from dpl.core.allocator import keep_freed_memory
 from dpl.core.errors import DplError, SettingError
 from dpl.core.extras import optional
 from dpl.core.settings import setting
@@ -41,18 +38,17 @@ class SlurmOptions(ClusterOptions):
     """Further parameters of submitit, such as `slurm_partition`."""
 
 
+@dataclass(frozen=True)
 class _Job:
     """What a job runs; submitit asks for its checkpoint when the time limit is reached."""
 
-    def __init__(self, cells: list[Cell], store: Store, context: BenchContext, threads: int, begun: float) -> None:
-        self.arguments = (cells, store, context, threads, begun)
+    run: GridRun
+    threads: int
 
     def __call__(self) -> None:
         """Run what no other job has claimed."""
-        cells, store, context, threads, begun = self.arguments
-        torch.set_num_threads(threads)
-        keep_freed_memory()
-        run_cells(cells, store, context, since=begun)
+        prepare_process(self.threads)
+        self.run.run()
 
     def checkpoint(self) -> Any:
         """Return the same job: finished units are in the store."""
@@ -66,19 +62,17 @@ def run_on_slurm(
     """Do as `run_cells` with jobs of a Slurm cluster; return the errors by the unit's key."""
     asked = options or SlurmOptions()
     submitit = optional("submitit", "slurm")
-    begun = time.time()
     folder = store.root.absolute() / "jobs"
-    watch = _Watch(cells, store, begun, on_progress)
+    run = GridRun(cells, store, context, on_progress)
     placed = replace(context.absolute(), device="cuda" if asked.gpus else context.device)
-    job = _Job(list(cells), Store(store.root.absolute()), placed, ceil(asked.cpus), begun)
+    job = _Job(GridRun(list(cells), Store(store.root.absolute()), placed, begun=run.begun), ceil(asked.cpus))
+    left = {unit.key: unit for cell in cells for unit in cell.units() if not store.done(unit)}
     for _ in range(asked.retries + 1):
-        count = min(asked.jobs, sum(len(pending_units(cell, store, begun)) for cell in cells))
-        if count == 0:
-            break
-        _run_round(_executor(submitit, folder, asked), job, count, watch)
-    if any(pending_units(cell, store, begun) for cell in cells):
+        if count := min(asked.jobs, len(run.pending())):
+            _run_round(_executor(submitit, folder, asked), job, count, run, left)
+    if run.pending():
         raise DplError(f"jobs ended before their work; {folder} has their logs. Run again to resume")
-    return failures(cells, store, begun)
+    return run.failures()
 
 
 def _executor(submitit: Any, folder: Path, options: SlurmOptions) -> Any:
@@ -99,38 +93,24 @@ def _executor(submitit: Any, folder: Path, options: SlurmOptions) -> Any:
     return executor
 
 
-def _run_round(executor: Any, job: _Job, count: int, watch: "_Watch") -> None:
+def _run_round(executor: Any, job: _Job, count: int, run: GridRun, left: dict[str, Unit]) -> None:
     """Submit jobs and wait for all of them; they are cancelled where this process is interrupted."""
     with executor.batch():
         submitted = [executor.submit(job) for _ in range(count)]
     try:
         while not all(one.done() for one in submitted):
-            watch.report()
+            _report(run, left)
             time.sleep(_PAUSE)
     finally:
         for one in submitted:
             if not one.done():
                 with suppress(RuntimeError, OSError):
                     one.cancel(check=False)
-    watch.report()
+    _report(run, left)
 
 
-class _Watch:
-    """Reports what the jobs have finished, as the store shows it."""
-
-    def __init__(self, cells: Sequence[Cell], store: Store, begun: float, on_progress: OnProgress) -> None:
-        units = {unit.key: unit for cell in cells for unit in cell.units()}
-        self._left: dict[str, Unit] = {key: unit for key, unit in units.items() if not store.done(unit)}
-        self._store, self._begun, self._on_progress = store, begun, on_progress
-
-    def report(self) -> None:
-        """Report units that were finished, or failed, since the last time."""
-        for key, unit in list(self._left.items()):
-            if self._store.done(unit):
-                progress = finished(unit, self._store.records(unit))
-            elif (error := self._store.failure(unit, self._begun)) is not None:
-                progress = UnitProgress(unit, 0, float("nan"), ended=True, error=error)
-            else:
-                continue
-            del self._left[key]
-            self._on_progress(progress)
+def _report(run: GridRun, left: dict[str, Unit]) -> None:
+    """Tell of units that the jobs finished, or that failed, since the last time."""
+    for key, unit in list(left.items()):
+        if run.tell(unit):
+            del left[key]

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from dpl.bench.run import Outcome, Record
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
-from dpl.core.files import clear_drafts, open_lock, write_file, write_folder
+from dpl.core.files import clear_drafts, lock, write_file, write_folder
 
 __all__ = ["Store"]
 
@@ -54,11 +54,12 @@ class Store:
 
     def commit(self, unit: Unit, outcome: Outcome) -> Path:
         """Write a unit's results; they appear all at once."""
-        target = self._units / unit.key
+        target, archive = self._units / unit.key, io.BytesIO()
+        np.savez_compressed(archive, **outcome.arrays)  # type: ignore[arg-type]
         files = {
             "unit.json": json.dumps(unit.record(), indent=1).encode(),
             "results.jsonl": "".join(json.dumps(record) + "\n" for record in outcome.records).encode(),
-            "predictions.npz": _npz(outcome.arrays),
+            "predictions.npz": archive.getvalue(),
         }
         marks = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
         if not _is_whole(target):  # the first of two commits stays
@@ -71,15 +72,14 @@ class Store:
         """Yield whether the unit is this process's to run; nobody else gets it inside the block."""
         self._claims.mkdir(parents=True, exist_ok=True)
         path = self._claims / f"{unit.key}.lock"
-        handle = open_lock(path)
-        if handle is not None:
-            clear_drafts(self._units, unit.key)  # of a process that was killed while it wrote
-        try:
-            yield handle is not None
-        finally:
-            if handle is not None:
-                path.unlink(missing_ok=True)
-                os.close(handle)
+        with lock(path, wait=False) as mine:
+            if mine:
+                clear_drafts(self._units, unit.key)  # of a process that was killed while it wrote
+            try:
+                yield mine
+            finally:
+                if mine:  # while it is locked
+                    path.unlink(missing_ok=True)
 
     def note_failure(self, unit: Unit, reason: str, details: str) -> None:
         """Keep the reason why a unit could not be run."""
@@ -96,16 +96,16 @@ class Store:
 
     def records(self, unit: Unit) -> list[Record]:
         """Return a finished unit's records, one per segment."""
-        return self._records(self._units / unit.key)
+        with _readable(self._units / unit.key / "results.jsonl") as path:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     def predictions(self, unit: Unit) -> dict[str, NDArray[Any]]:
         """Return what was predicted for each image of a finished unit."""
-        path = self._units / unit.key / "predictions.npz"
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, BadZipFile, zlib.error) as error:
-            raise DataError(f"{path}: cannot be read ({error}); remove its folder to run the unit again") from error
+        with (
+            _readable(self._units / unit.key / "predictions.npz") as path,
+            np.load(path, allow_pickle=False) as archive,
+        ):
+            return dict(archive)
 
     def units(self) -> Iterator[Unit]:
         """Yield every finished unit."""
@@ -119,12 +119,14 @@ class Store:
         rows = [unit.record() | record for unit in self.units() for record in self.records(unit)]
         return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
 
-    def _records(self, folder: Path) -> list[Record]:
-        path = folder / "results.jsonl"
-        try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read ({error}); remove its folder to run the unit again") from error
+
+@contextmanager
+def _readable(path: Path) -> Iterator[Path]:
+    """Say what to do about a file that is missing or damaged."""
+    try:
+        yield path
+    except (OSError, ValueError, BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error}); remove its folder to run the unit again") from error
 
 
 def _is_whole(folder: Path) -> bool:
@@ -134,9 +136,3 @@ def _is_whole(folder: Path) -> bool:
         return all((folder / name).stat().st_size == marks[name]["bytes"] for name in _FILES)
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _npz(arrays: dict[str, NDArray[Any]]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()

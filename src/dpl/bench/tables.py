@@ -71,6 +71,8 @@ class MeasuredTable:
     images: int
     seeds: tuple[int, ...]
     regenerated: bool
+    nll: "pd.DataFrame | None" = None
+    """Mean negative log-likelihood of the true class, of runs that kept it; None if not one did."""
 
 
 def measured_tables(rows: Sequence[Record]) -> list[MeasuredTable]:
@@ -88,6 +90,7 @@ def _table(section: str, rows: "pd.DataFrame") -> MeasuredTable:
         images=int(rows.drop_duplicates(["column", "visit", "seed"])["n"].sum()),
         seeds=tuple(sorted(rows["seed"].unique().tolist())),
         regenerated=bool(rows["regenerated"].any()),
+        nll=over_seeds(rows, figure="nll").means if "nll" in rows and rows["nll"].notna().any() else None,
     )
 
 

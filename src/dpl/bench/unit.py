@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
@@ -12,12 +12,12 @@ from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.settings import Checked, make_settings, setting
 from dpl.methods import get_method
 from dpl.methods.base import Method
+from dpl.streams.protocol import DELTAS, ORDERS
 
-__all__ = ["FORMAT", "SourceData", "Unit", "method_kind", "resolved_settings"]
+__all__ = ["FORMAT", "SourceData", "StreamSettings", "Unit", "method_kind", "resolved_settings"]
 
 FORMAT = 1
 Settings = Mapping[str, Any]
-_LATER_FIELDS = ("imbalance", "outliers", "outlier_ratio", "stream_speed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,34 +35,47 @@ class SourceData(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
+class StreamSettings:
+    """What a section of an experiment file and each of its units say alike."""
+
+    dataset: str = setting(MISSING, "name of the data set, or folder: class folders at the paths of `domains`")
+    network: str = setting(MISSING, "name of the network")
+    batch_size: int = setting(MISSING, "images per batch", low=1)
+    corrupt: int | None = setting(None, "corrupt clean images here: true, or a seed", low=0)
+    changing: int | None = setting(None, "let corruptions fade into each other: images at each step", low=1, later=True)
+    order: str = setting("numpy", "generator that shuffles a stream", choices=ORDERS)
+    delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=DELTAS[0], high=DELTAS[1])
+    visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
+    imbalance: float | None = setting(
+        None, "label shift: size of the most frequent class over the rarest", low=1, later=True
+    )
+    outliers: str | None = setting(
+        None, "mix in images of no known class: noise, or those of another data set", later=True
+    )
+    outlier_ratio: float = setting(1.0, "outliers for each image of a known class", low=0, later=True)
+    stream_speed: float | None = setting(None, "batches that arrive in the time of one prediction", low=0, later=True)
+    holdout: float = setting(0.2, "fraction of each domain in the validation split", low=0, high=1)
+    limit: int | None = setting(None, "use at most so many images of each domain", low=1)
+    transform: str = setting("unchanged", "how images are resized and cropped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit(StreamSettings):
     """One method on one stream, from the source model on: everything that its figures depend on, and no path.
 
     Files appear as the SHA-256 of their content, settings with all their values, so that equal keys mean equal work.
     """
 
-    dataset: str
     domains: tuple[str, ...]
     """What is streamed: domains, or corruptions, in this order."""
     severities: tuple[int, ...] = ()
-    corrupt: int | None = None
-    """Seed with which corruptions are regenerated from clean images; None: the images on disk."""
     part: str = "whole"
     """`whole`, or a part of DomainBed's split of each domain: `inside` (80 %) or `outside`."""
-    holdout: float = 0.2
-    limit: int | None = None
-    """At most so many images of each domain, the same ones under every corruption."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Options of the data set that are files (`images`, `classes`), by the hash of their content."""
-    transform: str = "unchanged"
     protocol: str = "reset_each_shift"
-    order: str = "numpy"
-    delta: float | None = None
-    visits: int | None = None
-    batch_size: int
     seed: int
     """Of the split, the order of the stream, and the method's own random numbers."""
-    network: str
     weights: str
     """SHA-256 of the file of the source weights."""
     trained_on: tuple[str, ...] = ()
@@ -70,21 +83,13 @@ class Unit:
     method: str
     settings: Settings = field(default_factory=dict)
     source: SourceData | None = None
-    imbalance: float | None = None
-    """How many times more samples the most frequent class has than the rarest; None: as they are."""
-    outliers: str | None = None
-    """`noise`, or a data set whose images are of no known class and are mixed into the stream."""
-    outlier_ratio: float = 1.0
-    """Outliers for each image of a known class."""
-    stream_speed: float | None = None
-    """Batches that arrive in the time of one prediction; None: the stream waits for the model."""
 
     @cached_property
     def key(self) -> str:
         """The name of the unit's folder."""
         record = {"format": FORMAT, **self.record(), "settings": _keyed_settings(self.method, self.settings)}
         for field_ in dataclasses.fields(self):  # a field that came later must not rename stored results
-            if field_.name in _LATER_FIELDS and record[field_.name] == field_.default:
+            if field_.metadata.get("later") and record[field_.name] == field_.default:
                 del record[field_.name]
         text = json.dumps(record, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -108,9 +113,8 @@ class Unit:
     def from_record(cls, record: Mapping[str, Any]) -> "Unit":
         """Return the unit that `record()` was made from."""
         known = {f.name for f in dataclasses.fields(cls)}
-        for name in record:
-            if name not in known:
-                raise DataError(f"unit record: unknown field {name!r}. {did_you_mean(name, known)}")
+        for name in record.keys() - known:
+            raise DataError(f"unit record: unknown field {name!r}. {did_you_mean(name, known)}")
         values = _with_tuples(record)
         if values.get("source"):
             values["source"] = SourceData(**_with_tuples(values["source"]))
@@ -129,8 +133,7 @@ def method_kind(name: str) -> type[Method[Any]]:
 
 def resolved_settings(method: str, values: Settings) -> dict[str, Any]:
     """Return every setting of a method with its value, given some of them; plain data only."""
-    settings = make_settings(method_kind(method).settings_class, repr(method), values)
-    resolved = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    resolved = dict(vars(make_settings(method_kind(method).settings_class, repr(method), values)))
     for name, value in resolved.items():
         if callable(value):
             raise SettingError(f"{method}: {name} is a function, which an experiment's record cannot hold")

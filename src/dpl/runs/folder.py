@@ -24,8 +24,9 @@ from dpl.data import Batch, ImageSet, batches
 from dpl.data.transforms import Evaluation
 from dpl.model.adaptive import AdaptiveModel, load
 from dpl.network.split import logits_of
+from dpl.runs.costs import forget_peak
 from dpl.runs.online import BatchResult, online
-from dpl.runs.record import FolderRecord
+from dpl.runs.record import FolderRecord, record_path
 from dpl.snapshot import read_manifest
 
 __all__ = ["FolderResult", "FolderRun", "run_folder"]
@@ -112,14 +113,14 @@ def run_folder(
     run: FolderRun, model: AdaptiveModel, network: nn.Module, on_batch: Callable[[FolderResult], None]
 ) -> FolderResult:
     """Predict and adapt over the whole folder; `network` is the source model that `model` was made from."""
-    model, result, length = _resume(run, model, network)
+    model, result, record, length = _resume(run, model, network)
     if length is not None and result.position >= len(run.images):
         return result
-    record = FolderRecord.begin(run.out, run.description(), model, resumed=length is not None)
+    forget_peak()
     with _predictions_file(run, length) as file:
         writer = csv.writer(file)
-        for step in online(model, _readable(run, model, result), record.work):
-            record.note(step, model)
+        for step in online(model, _readable(run, result), record.work):
+            record.note(step, model.guard)
             writer.writerows(_rows(run, model, network, step, result, record))
             result.batches += 1
             result.updates += step.skipped_because is None
@@ -131,10 +132,12 @@ def run_folder(
     return result
 
 
-def _resume(run: FolderRun, model: AdaptiveModel, network: nn.Module) -> tuple[AdaptiveModel, FolderResult, int | None]:
+def _resume(
+    run: FolderRun, model: AdaptiveModel, network: nn.Module
+) -> tuple[AdaptiveModel, FolderResult, FolderRecord, int | None]:
     """Return the model, how far an earlier run came, and how long the predictions file was then (None: a new run)."""
     if run.snapshot is None or not run.snapshot.exists():
-        return model, FolderResult(), None
+        return model, FolderResult(), FolderRecord(), None
     manifest = read_manifest(run.snapshot)
     notes = manifest["notes"]
     guard = None if model.guard is None else asdict(model.guard.settings)
@@ -151,7 +154,8 @@ def _resume(run: FolderRun, model: AdaptiveModel, network: nn.Module) -> tuple[A
         raise DataError(f"{run.out} is shorter than when {run.snapshot} was saved; remove that snapshot to start over")
     result = FolderResult(**notes["result"])
     result.resumed = result.images
-    return load(run.snapshot, network, source=model.source_batches, calibrate=model.calibration), result, notes["bytes"]
+    model = load(run.snapshot, network, source=model.source_batches, calibrate=model.calibration)
+    return model, result, FolderRecord(**notes.get("record", {})), notes["bytes"]
 
 
 @contextmanager
@@ -167,14 +171,13 @@ def _predictions_file(run: FolderRun, length: int | None) -> Iterator[IO[str]]:
         yield file
 
 
-def _readable(run: FolderRun, model: AdaptiveModel, result: FolderResult) -> Iterator[tuple[Tensor, Batch]]:
-    """Yield the batches that are left, on the model's device; images that cannot be read are noted."""
-    device = next(model.model.parameters()).device
+def _readable(run: FolderRun, result: FolderResult) -> Iterator[tuple[Tensor, Batch]]:
+    """Yield the batches that are left; images that cannot be read are noted."""
     left = run.order()[result.position :]
     for batch in batches(run.images, left, run.transform, run.batch_size, workers=run.workers):
         result.failed += [list(item) for item in batch.failed]
         if len(batch):
-            yield batch.images.to(device), batch
+            yield batch.images, batch
 
 
 def _rows(
@@ -226,6 +229,8 @@ def _save(run: FolderRun, model: AdaptiveModel, result: FolderResult, file: IO[s
     file.flush()
     os.fsync(file.fileno())
     result.estimate = None if model.watch is None else model.estimate().as_dict()
+    told = asdict(result)
     if run.snapshot is not None:
-        model.save(run.snapshot, {"job": run.identity(), "bytes": file.tell(), "result": asdict(result)})
-    record.write(asdict(result), len(run.images))
+        notes = {"job": run.identity(), "bytes": file.tell(), "result": told, "record": record.kept()}
+        model.save(run.snapshot, notes)
+    record.write(record_path(run.out), run.description() | {"result": told, "total": len(run.images)}, model)

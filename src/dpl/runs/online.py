@@ -15,7 +15,7 @@ from dpl.model.adaptive import AdaptiveModel
 from dpl.model.last import Last
 from dpl.runs.costs import Pace, Work
 
-__all__ = ["BatchResult", "OnlineResult", "evaluate", "online"]
+__all__ = ["BatchResult", "OnlineResult", "evaluate", "online", "send"]
 
 B = TypeVar("B")
 
@@ -29,26 +29,45 @@ class BatchResult(Generic[B]):
     predictions: list[int]
     confidences: list[float]
     seconds: float
-    """Time inside the model, without loading."""
+    """Time inside the model, without loading; on a GPU with the copy of the images."""
     skipped_because: str | None
     """Why the model was not updated; None if it was."""
+    log_probabilities: Tensor | None = None
+    """Of all classes [B, C], in single precision."""
 
 
 def online(
     model: AdaptiveModel, batches: Iterable[tuple[Tensor, B]], work: Work | None = None, pace: Pace | None = None
 ) -> Iterator[BatchResult[B]]:
-    """Predict and adapt batch by batch; `work` counts the operations, `pace` decides when there is time to adapt."""
+    """Predict and adapt batch by batch; `work` counts the operations, `pace` decides when there is time to adapt.
+
+    Images are sent to the model's device.
+    """
     work = work or Work()
+    device = model.device
     for images, batch in batches:
+        images = send(images, device)
         start = time.perf_counter()
         with work.counted(len(images)):
             logits = model(images) if pace is None else pace.run(model, images)
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # the clock would otherwise be read before the work is done
         seconds = time.perf_counter() - start
-        confidences, predictions = torch.softmax(logits.float(), dim=1).max(dim=1)
+        logits = logits.float()
+        confidences, predictions = torch.softmax(logits, dim=1).max(dim=1)
         reason = "the stream did not wait" if pace is not None and pace.missed else _skipped_because(model.last)
-        yield BatchResult(batch, predictions.tolist(), confidences.tolist(), seconds, reason)
+        log_probabilities = torch.log_softmax(logits, dim=1)
+        yield BatchResult(batch, predictions.tolist(), confidences.tolist(), seconds, reason, log_probabilities)
+
+
+def send(images: Tensor, device: torch.device) -> Tensor:
+    """Send images to a device; a copy to a GPU starts from pinned memory, and this process does not wait for it.
+
+    Only the path to a CPU has run so far: no GPU was at hand.
+    """
+    if device.type == "cuda" and not images.is_cuda:
+        return images.pin_memory().to(device, non_blocking=True)
+    return images.to(device)
 
 
 def _skipped_because(last: Last) -> str | None:
@@ -62,6 +81,7 @@ class OnlineResult:
     predictions: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    log_likelihoods: list[float] = field(default_factory=list)  # of the true class; of no use where none is known
     updates: int = 0
     batches: int = 0
     seconds: float = 0.0  # inside the model, without loading
@@ -73,6 +93,9 @@ class OnlineResult:
         self.predictions += result.predictions
         self.confidences += result.confidences
         self.labels += result.batch.tolist()
+        if result.log_probabilities is not None:
+            true = result.batch.to(result.log_probabilities.device).clamp(min=0)
+            self.log_likelihoods += result.log_probabilities.gather(1, true[:, None]).flatten().tolist()
         self.batches += 1
         self.seconds += result.seconds
         if result.skipped_because is None:

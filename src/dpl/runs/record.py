@@ -1,15 +1,15 @@
 """What a run over a folder leaves beside its predictions: how it was run, what it cost, what the guard did."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpl.core.files import write_file
+from dpl.guard import Guard
 from dpl.model.adaptive import AdaptiveModel
-from dpl.runs.costs import Work, environment, forget_peak, peak_memory
+from dpl.runs.costs import Work, environment, peak_memory
 from dpl.runs.online import BatchResult
 
 __all__ = ["FolderRecord", "record_path"]
@@ -26,67 +26,40 @@ def record_path(out: Path) -> Path:
 
 @dataclass
 class FolderRecord:
-    """Grows batch by batch and is written now and then; a run that is resumed continues it."""
+    """Grows batch by batch and is written now and then; what `kept` returns continues it in a resumed run."""
 
-    path: Path
-    facts: Mapping[str, Any]
     seconds: float = 0.0
-    images: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    timed: int = 0  # images in these seconds
+    skipped_because: dict[str, int] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     work: Work = field(default_factory=Work)
     source_work: Work = field(default_factory=Work)
-    _batches: int = 0  # of the guard, whose events were taken
 
-    @classmethod
-    def begin(cls, out: Path, facts: Mapping[str, Any], model: AdaptiveModel, resumed: bool) -> "FolderRecord":
-        """Return a fresh record, or what was recorded before a resumed run."""
-        record = cls(record_path(out), dict(facts) | _model_facts(model))
-        record._batches = 0 if model.guard is None else model.guard.batches
-        forget_peak()
-        before = record._read() if resumed else {}
-        record.seconds = float(before.get("seconds", 0.0))
-        record.images = int(before.get("timed", 0))
-        record.reasons.update(before.get("skipped_because", {}))
-        record.events = [event for event in before.get("events", []) if event["batch"] <= record._batches]
-        return record
+    def kept(self) -> dict[str, Any]:
+        """Return all that was counted from the first batch on."""
+        return {name: value for name, value in vars(self).items() if not isinstance(value, Work)}
 
-    def _read(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    def note(self, step: BatchResult[Any], model: AdaptiveModel) -> None:
+    def note(self, step: BatchResult[Any], guard: Guard | None) -> None:
         """Add one batch."""
-        self.images += len(step.predictions)
+        self.timed += len(step.predictions)
         self.seconds += step.seconds
         if (reason := step.skipped_because) is not None:
-            self.reasons[reason if reason in self.reasons or len(self.reasons) < _REASONS else "others"] += 1
-        if model.guard is not None:
-            fresh = [event for event in model.guard.events if event.batch > self._batches]
-            self.events += [
-                {"batch": e.batch, "action": e.action, "reason": e.reason, "alarm": e.alarm} for e in fresh
-            ][: max(0, _EVENTS - len(self.events))]
-            self._batches = model.guard.batches
+            known = reason in self.skipped_because or len(self.skipped_because) < _REASONS
+            name = reason if known else "others"
+            self.skipped_because[name] = self.skipped_because.get(name, 0) + 1
+        if guard is not None:
+            fresh = [e for e in guard.events if e.batch == guard.batches][: max(0, _EVENTS - len(self.events))]
+            self.events += [{"batch": e.batch, "action": e.action, "reason": e.reason, "alarm": e.alarm} for e in fresh]
 
-    def write(self, result: Mapping[str, Any], total: int) -> None:
+    def write(self, path: Path, facts: Mapping[str, Any], model: AdaptiveModel) -> None:
         """Put the record on the disk, whole or not at all."""
-        content = {
-            "format": FORMAT,
-            **self.facts,
-            "result": dict(result),
-            "total": total,
-            "seconds": self.seconds,
-            "timed": self.images,
+        costs = {
             "gflops_per_image": self.work.gflops_per_image,
             "source_gflops_per_image": self.source_work.gflops_per_image,
             "peak_bytes": peak_memory(),
-            "skipped_because": dict(self.reasons),
-            "events": self.events,
         }
-        write_file(self.path, json.dumps(content, indent=1))
+        content = {"format": FORMAT, **facts, **_model_facts(model), **self.kept(), **costs}
+        write_file(path, json.dumps(content, indent=1))
 
 
 def _model_facts(model: AdaptiveModel) -> dict[str, Any]:

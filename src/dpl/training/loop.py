@@ -3,11 +3,11 @@
 import math
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,19 +16,10 @@ from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import choose_device
 from dpl.core.files import file_sha256
 from dpl.core.settings import whole_number
-from dpl.data import Batch, batches, square, training, training_batches
-from dpl.data.sets import Indices
+from dpl.data import Batch, ImageSet, batches, square, training, training_batches
 from dpl.streams import seed_hash
 from dpl.training.distributed import process_group
-from dpl.training.run_folder import (
-    Record,
-    RunFolder,
-    check_same_run,
-    draw_curves,
-    new_record,
-    open_run_folder,
-    session,
-)  # fmt: skip
+from dpl.training.run_folder import Record, RunFolder, draw_curves, new_record, open_run, session
 from dpl.training.sources import Sources, TrainSpec, open_sources
 from dpl.training.trainer import SourceTrainer
 
@@ -75,11 +66,6 @@ class _Progress:
     seconds: float = 0.0
     history: list[Record] = field(default_factory=list)
 
-    def add(self, loss: float) -> None:
-        self.step += 1
-        self.loss_sum += loss
-        self.loss_count += 1
-
     def best(self) -> Record:
         """Return the entry with the highest mean accuracy; of equals the earliest."""
         return max(self.history, key=lambda entry: float(entry["mean"]))
@@ -110,40 +96,30 @@ def train(
         place = choose_device(device)
         sources = open_sources(spec, data, cache=cache, workers=workers)
         stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
-        if group is not None and group.rank > 0:
-            group.wait()  # for the first process, which locks the folder and checks it
-            trainer = SourceTrainer(spec, len(sources.classes), place, group)
-            run = _Run(spec, sources, trainer, RunFolder(Path(out).resolve()), workers)
-            run.restore()
-            run.go(every, None)
-            return run.result()
-        folder = stack.enter_context(open_run_folder(out))
-        asked = new_record(spec, sources)
-        record = folder.read_record() or asked
-        check_same_run(record, asked, folder.path)
+        folder, record = RunFolder(Path(out).resolve()), None
+        if group is None or group.rank == 0:
+            folder, record = stack.enter_context(open_run(out, new_record(spec, sources)))
         if group is not None:
-            group.wait()
-        trainer = SourceTrainer(spec, len(sources.classes), place, group)
-        run = _Run(spec, sources, trainer, folder, workers)
+            group.wait()  # for the first process, which locks the folder and checks it
+        run = _Run(spec, sources, SourceTrainer(spec, len(sources.classes), place, group), folder, record, workers)
         run.restore()
-        folder.write_log(run.progress.history)
         if run.progress.step < spec.steps:
-            started = session(run.progress.step, place) | {"fresh_head": trainer.fresh_head}
-            record["sessions"].append(started | {"processes": 1 if group is None else group.size})
-            folder.write_record(record)
             run.go(every, on_step)
-        return _finish(run, record)
+        if record is not None:
+            _finish(run, record)
+        best = run.progress.best()
+        return TrainResult(
+            folder.best, best["step"], best["mean"], best["validation"], run.progress.seconds, run.progress.history
+        )
 
 
-def _finish(run: "_Run", record: Record) -> TrainResult:
+def _finish(run: "_Run", record: Record) -> None:
     """Note the result, draw the learning curve."""
-    best, folder, spec = run.progress.best(), run.folder, run.spec
-    record["result"] = {**best, "seconds": run.progress.seconds, "best_sha256": file_sha256(folder.best)}
+    folder, progress, settings = run.folder, run.progress, record["settings"]
+    record["result"] = {**progress.best(), "seconds": progress.seconds, "best_sha256": file_sha256(folder.best)}
     folder.write_record(record)
-    settings = record["settings"]
     trained_on = f"without {settings['target']}" if settings["target"] else f"{settings['source']} alone"
-    draw_curves(run.progress.history, f"{spec.network} on {settings['dataset']}, {trained_on}", folder.curves)
-    return run.result()
+    draw_curves(progress.history, f"{run.spec.network} on {settings['dataset']}, {trained_on}", folder.curves)
 
 
 @dataclass
@@ -152,35 +128,22 @@ class _Run:
     sources: Sources
     trainer: SourceTrainer
     folder: RunFolder
+    record: Record | None  # None: another process writes the folder
     workers: int
     progress: _Progress = field(default_factory=_Progress)
 
-    @property
-    def writes(self) -> bool:
-        """Whether this process writes the folder: the first one does."""
-        return self.trainer.group is None or self.trainer.group.rank == 0
-
     def restore(self) -> None:
         """Restore trainer and progress from the last save, if there is one."""
-        saved = self.folder.read_state()
-        if saved is None:
-            return
-        manifest, tensors = saved
-        if not self.folder.best.exists():
-            raise DataError(f"{self.folder.best} is missing; remove {self.folder.path} to start this run again")
-        self.trainer.load_state(tensors)
-        self.progress = _Progress(**manifest["progress"])
-
-    def result(self) -> TrainResult:
-        """Return the best validation of all."""
-        best, progress = self.progress.best(), self.progress
-        return TrainResult(
-            self.folder.best, best["step"], best["mean"], best["validation"], progress.seconds, progress.history
-        )
+        if saved := self.trainer.restore(self.folder):
+            if not self.folder.best.exists():
+                raise DataError(f"{self.folder.best} is missing; remove {self.folder.path} to start this run again")
+            self.progress = _Progress(**saved["progress"])
 
     def go(self, save_every: int, on_step: OnStep | None) -> None:
         """Run the remaining steps."""
         spec, progress = self.spec, self.progress
+        if self.record is not None:
+            self._begin_session(self.record)
         began = time.perf_counter() - progress.seconds
         with closing(self._drawn()) as drawn:
             for step, batch in zip(range(progress.step, spec.steps), drawn, strict=False):
@@ -189,56 +152,60 @@ class _Run:
                 if _due(step, spec.eval_every, spec.steps):
                     self._validate(step)
                     progress.seconds = time.perf_counter() - began
-                if self.writes and _due(step, save_every, spec.steps):
+                if self.record is not None and _due(step, save_every, spec.steps):
                     self.folder.write_state({"progress": asdict(progress)}, self.trainer.state())
-                if on_step is not None:
+                if self.record is not None and on_step is not None:
                     mean = progress.history[-1]["mean"] if progress.history else None
                     on_step(StepReport(step, spec.steps, loss, mean))
 
-    def _drawn(self) -> Generator[Batch, None, None]:
-        sets, group = [domain.training for domain in self.sources.domains], self.trainer.group
-        drawn = training_batches(
-            sets,
-            training(self.spec.size),
-            per_domain=self.spec.per_domain,
-            seed=self.spec.seed,
-            start_step=self.progress.step,
-            rows=None if group is None else group.rows(self.spec.per_domain * len(sets)),
-            workers=self.workers,
-        )
-        return cast(Generator[Batch, None, None], drawn)
+    def _begin_session(self, record: Record) -> None:
+        """Note who goes on from where."""
+        self.folder.write_log(self.progress.history)  # without steps after the last save of a killed run
+        trainer, group = self.trainer, self.trainer.group
+        facts = {"fresh_head": trainer.fresh_head, "processes": 1 if group is None else group.size}
+        record["sessions"].append(session(self.progress.step, trainer.device) | facts)
+        self.folder.write_record(record)
+
+    def _drawn(self) -> Any:
+        """Yield the batches from the next step on, or the rows of this process."""
+        sets = [domain.training for domain in self.sources.domains]
+        size, group = self.spec.per_domain, self.trainer.group
+        return training_batches(
+            sets, training(self.spec.size), per_domain=size, seed=self.spec.seed, start_step=self.progress.step,
+            rows=None if group is None else group.rows(size * len(sets)), workers=self.workers,
+        )  # fmt: skip
 
     def _update(self, step: int, batch: Batch) -> float:
         loss = self.trainer.update(batch, seed_hash("step", self.spec.seed, step))
         if not math.isfinite(loss):
             raise SettingError(f"lr={self.spec.lr}: the loss is {loss} at step {step}; lower the learning rate")
-        self.progress.add(loss)
+        self.progress.step += 1
+        self.progress.loss_sum += loss
+        self.progress.loss_count += 1
         return loss
 
     def _validate(self, step: int) -> None:
         """Measure each source domain, log it, and keep the weights if they are the best so far."""
         progress = self.progress
-        accuracies = {}
-        for domain in self.sources.domains:
-            unaugmented = batches(
-                domain.validation, self._own(len(domain.validation)), square(self.spec.size), _VALIDATION_BATCH,
-                workers=self.workers, on_error="raise",
-            )  # fmt: skip
-            accuracies[domain.name] = self.trainer.accuracy(unaugmented)
+        accuracies = {domain.name: self._accuracy(domain.validation) for domain in self.sources.domains}
         mean = sum(accuracies.values()) / len(accuracies)
         loss = progress.loss_sum / progress.loss_count
         entry = {"step": step, "loss": loss, "mean": mean, "validation": accuracies, "seconds": progress.seconds}
         progress.history.append(entry)
         progress.loss_sum, progress.loss_count = 0.0, 0
-        if self.writes:
+        if self.record is not None:
             if progress.best() is entry:
                 self.folder.write_best(self.trainer.weights())
-            self.folder.append_log(entry)
+            self.folder.write_log(progress.history)
 
-    def _own(self, count: int) -> Indices | None:
-        """Return the validation images of this process, of `count` in all; None for all."""
+    def _accuracy(self, images: ImageSet) -> float:
+        """Return the accuracy on all images, of which this process predicts its share."""
         group = self.trainer.group
-        return None if group is None else np.arange(count)[group.rows(count)]
+        own = None if group is None else np.arange(len(images))[group.rows(len(images))]
+        unaugmented = square(self.spec.size)
+        return self.trainer.accuracy(
+            batches(images, own, unaugmented, _VALIDATION_BATCH, workers=self.workers, on_error="raise")
+        )
 
 
 def _due(step: int, every: int, steps: int) -> bool:

@@ -10,28 +10,26 @@ curves.png        a plot of the learning curve, if matplotlib is installed
 import dataclasses
 import json
 import os
-import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import PIL
 import torch
 from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
-import dpl
 from dpl.core.errors import DataError, MissingExtraError, SettingError, SnapshotError
 from dpl.core.extras import optional
 from dpl.core.files import clear_drafts, file_sha256, lock, write_file
 from dpl.data import training
+from dpl.runs.costs import environment
 from dpl.snapshot import read_snapshot, write_snapshot
 from dpl.streams import seed_hash
 from dpl.training.sources import HOLDOUT, Sources, TrainSpec
 
-__all__ = ["Record", "RunFolder", "check_same_run", "draw_curves", "new_record", "open_run_folder", "session"]
+__all__ = ["Record", "RunFolder", "draw_curves", "new_record", "open_run", "session"]
 
 Record = dict[str, Any]
 _FORMAT = 1
@@ -66,13 +64,8 @@ class RunFolder:
         return record  # type: ignore[no-any-return]
 
     def write_log(self, history: list[Record]) -> None:
-        """Write the learning curve again: a killed run may have logged steps after the state it resumes from."""
-        write_file(self._log, "".join(_line(entry) for entry in history))
-
-    def append_log(self, entry: Record) -> None:
-        """Add one line to the learning curve."""
-        with self._log.open("a", encoding="utf-8") as file:
-            file.write(_line(entry))
+        """Write the learning curve."""
+        write_file(self._log, "".join(json.dumps(entry) + "\n" for entry in history))
 
     def write_best(self, weights: Mapping[str, Tensor]) -> None:
         """Write the weights under their plain names."""
@@ -93,27 +86,38 @@ class RunFolder:
 
 
 @contextmanager
-def open_run_folder(path: str | os.PathLike[str]) -> Iterator[RunFolder]:
-    """Lock the folder for one run; a folder with other files is refused."""
-    folder = Path(path).resolve()
-    if folder.exists() and not folder.is_dir():
-        raise SettingError(f"out={folder} is a file; expected a folder for the run")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "train.json").exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
-        raise SettingError(f"out={folder} holds other files and no training run; choose a new folder")
-    with lock(folder / ".lock", wait=False) as locked:
+def open_run(out: str | os.PathLike[str], asked: Record) -> Iterator[tuple[RunFolder, Record]]:
+    """Lock a folder for one run; yield it with the record that it holds, or with the one asked for if it is new.
+
+    A folder with other files, or of a run with other settings, is refused.
+    """
+    path = Path(out).resolve()
+    if path.exists() and not path.is_dir():
+        raise SettingError(f"out={path} is a file; expected a folder for the run")
+    path.mkdir(parents=True, exist_ok=True)
+    if not (path / "train.json").exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+        raise SettingError(f"out={path} holds other files and no training run; choose a new folder")
+    with lock(path / ".lock", wait=False) as locked:
         if not locked:
-            raise SettingError(f"out={folder} is in use by another run; wait for it or choose a new folder")
-        clear_drafts(folder)
-        yield RunFolder(folder)
+            raise SettingError(f"out={path} is in use by another run; wait for it or choose a new folder")
+        clear_drafts(path)
+        folder = RunFolder(path)
+        held = folder.read_record() or asked
+        _check_same_run(held, asked, path)
+        yield folder, held
 
 
 def new_record(spec: TrainSpec, sources: Sources) -> Record:
-    """Return the record of a run before its first step."""
+    """Return the record of a run before its first step, with the benchmark's spelling of names."""
+    settings = dataclasses.asdict(spec)
+    weights = settings.pop("weights")
+    settings |= {"dataset": sources.dataset, "target": sources.target}
+    settings["source"] = None if spec.source is None else sources.domains[0].name
+    settings["weights_sha256"] = None if weights is None else file_sha256(Path(weights))
     return {
         "format": _FORMAT,
-        "settings": _settings(spec, sources),
-        "weights": None if spec.weights is None else str(spec.weights),
+        "settings": settings,
+        "weights": None if weights is None else str(weights),
         "data": {
             "images_sha256": sources.digest,
             "classes": list(sources.classes),
@@ -143,20 +147,11 @@ def new_record(spec: TrainSpec, sources: Sources) -> Record:
 
 def session(step: int, device: torch.device) -> Record:
     """Return the versions and the machine of one process: another one may change the last bit."""
-    return {
-        "from_step": step,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "dpl": dpl.__version__,
-        "torch": torch.__version__,
-        "pillow": PIL.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "device": str(device),
-        "threads": torch.get_num_threads(),
-    }
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"from_step": step, "started": started, "device": str(device), **environment()}
 
 
-def check_same_run(held: Record, asked: Record, folder: Path) -> None:
+def _check_same_run(held: Record, asked: Record, folder: Path) -> None:
     """Refuse to resume a run with different settings, naming the first that differs."""
     for name, value in asked["settings"].items():
         other = held["settings"].get(name)
@@ -169,21 +164,7 @@ def check_same_run(held: Record, asked: Record, folder: Path) -> None:
         raise SettingError(f"{folder} holds a run on other images: files were added, removed or renamed since it began")
 
 
-def _settings(spec: TrainSpec, sources: Sources) -> Record:
-    """Return the settings with the benchmark's spelling of names, and the checksum of the weights for their path."""
-    source = sources.domains[0].name if spec.source is not None else None
-    settings = dataclasses.asdict(spec)
-    settings |= {"dataset": sources.dataset, "target": sources.target, "source": source}
-    settings["weights_sha256"] = None if spec.weights is None else file_sha256(Path(spec.weights))
-    del settings["weights"]
-    return settings
-
-
-def _line(entry: Record) -> str:
-    return json.dumps(entry) + "\n"
-
-
-def draw_curves(history: list[dict[str, Any]], title: str, path: Path) -> bool:
+def draw_curves(history: list[Record], title: str, path: Path) -> bool:
     """Draw loss and validation accuracy over the steps; return False if matplotlib is not installed."""
     try:
         figure = optional("matplotlib.figure", "bench").Figure(figsize=(9, 3.5), layout="constrained")

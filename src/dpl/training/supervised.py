@@ -31,7 +31,7 @@ from dpl.memory import update_class_memory
 from dpl.network.split import find_classifier, logits_of
 from dpl.objectives import dpl_star, prototype_regularization
 from dpl.streams import seed_hash
-from dpl.training.run_folder import Record, RunFolder, check_same_run, open_run_folder, session
+from dpl.training.run_folder import Record, open_run, session
 from dpl.training.trainer import Trainer
 
 __all__ = ["LOSSES", "EpochReport", "SupervisedResult", "SupervisedSpec", "train_supervised"]
@@ -93,11 +93,10 @@ def train_supervised(
     place = choose_device(device)
     training, test, classes = _open(spec, data)
     asked = _new_record(spec, training, test)
-    with open_run_folder(out) as folder, torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-        record = folder.read_record() or asked
-        check_same_run(record, asked, folder.path)
+    devices = [place] if place.type == "cuda" else []
+    with open_run(out, asked) as (folder, record), torch.random.fork_rng(devices=devices):
         trainer = SupervisedTrainer(spec, classes, place)
-        history = _restore(folder, trainer)
+        history = [EpochReport(**entry) for entry in trainer.restore(folder).get("history", [])]
         if len(history) < spec.epochs:
             record["sessions"].append(session(len(history), place))
             folder.write_record(record)
@@ -134,15 +133,6 @@ def _new_record(spec: SupervisedSpec, training: TensorDataset, test: TensorDatas
         digest.update(tensor.numpy().tobytes())
     data = {"images_sha256": digest.hexdigest(), "training": len(training), "test": len(test)}
     return {"settings": dataclasses.asdict(spec), "data": data, "sessions": [], "result": None}
-
-
-def _restore(folder: RunFolder, trainer: "SupervisedTrainer") -> list[EpochReport]:
-    saved = folder.read_state()
-    if saved is None:
-        return []
-    manifest, tensors = saved
-    trainer.load_state(tensors)
-    return [EpochReport(**entry) for entry in manifest["history"]]
 
 
 class SupervisedTrainer(Trainer):

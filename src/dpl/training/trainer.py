@@ -14,6 +14,7 @@ from dpl.core.optimizer import laid_out_like
 from dpl.data import Batch
 from dpl.network.split import find_classifier, logits_of
 from dpl.training.distributed import DistributedNetwork, ProcessGroup
+from dpl.training.run_folder import Record, RunFolder
 from dpl.training.sources import TrainSpec
 
 __all__ = ["SourceTrainer", "Trainer"]
@@ -61,6 +62,15 @@ class Trainer:
         except (KeyError, RuntimeError) as error:
             raise SnapshotCorrupt(f"the saved state does not fit the network: {error}") from error
 
+    def restore(self, folder: RunFolder) -> Record:
+        """Continue from the last save; return what was saved beside the tensors, nothing for a new run."""
+        saved = folder.read_state()
+        if saved is None:
+            return {}
+        notes, tensors = saved
+        self.load_state(tensors)
+        return notes
+
 
 class SourceTrainer(Trainer):
     """A source model under Adam. In a process group, each process trains on its rows of a batch."""
@@ -79,16 +89,14 @@ class SourceTrainer(Trainer):
         """Take one step on a batch and return its loss; `seed` is for random layers such as dropout."""
         torch.manual_seed(seed if self.group is None else seed + self.group.rank)
         self.network.train()
-        loss = self._loss(batch)
-        self.step(loss)
-        return loss.item() if self.group is None else self.group.sum(loss).item() / self.group.size
-
-    def _loss(self, batch: Batch) -> Tensor:
         images, labels = self._images(batch), batch.labels.to(self.device)
         if self.distributed is None:
-            return F.cross_entropy(logits_of(self.network(images)), labels)
-        logits, factor = self.distributed(images)
-        return F.cross_entropy(logits, labels) * factor
+            logits, factor = logits_of(self.network(images)), 1.0
+        else:
+            logits, factor = self.distributed(images)
+        loss = F.cross_entropy(logits, labels) * factor
+        self.step(loss)
+        return loss.item() if self.group is None else self.group.sum(loss).item() / self.group.size
 
     @torch.inference_mode()
     def accuracy(self, batches: Iterable[Batch]) -> float:
@@ -125,15 +133,10 @@ def _load(network: nn.Module, path: str | Path) -> bool:
             f"weights={path}: {len(others)} tensors beside the head ({head}) do not fit the network, such as "
             f"{', '.join(others[:3])}; give the name of the network that was trained"
         )
-    if unmatched:
-        _initialise(inner.get_submodule(head))
+    layer = inner.get_submodule(head) if unmatched else None
+    if isinstance(layer, nn.Linear) and "weight" in dict(layer.named_parameters()):  # not if it is weight-normed
+        layer.reset_parameters()  # as DomainBed does; some networks start with far larger weights
     return not unmatched
-
-
-def _initialise(head: nn.Module) -> None:
-    """Give a new head PyTorch's default weights, as DomainBed does; some networks start with far larger ones."""
-    if isinstance(head, nn.Linear) and "weight" in dict(head.named_parameters()):  # not if it is weight-normed
-        head.reset_parameters()
 
 
 @torch.inference_mode()
