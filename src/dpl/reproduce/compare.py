@@ -12,13 +12,10 @@ import pandas as pd
 
 from dpl.bench.tables import frame
 from dpl.core.errors import SettingError
-from dpl.reproduce.layouts import LAYOUTS, Layout, Row
+from dpl.reproduce.layouts import Layout, Row
 from dpl.reproduce.paper import Improvement, PrintedCell, Table
 
-__all__ = [
-    "CellText", "Column", "ComparisonRow", "ComparisonTable", "Entry", "Footnote", "Measured", "SeedMeans",
-    "average", "column_group", "compare", "oracle", "seed_means",
-]  # fmt: skip
+__all__ = ["CellText", "ComparisonTable", "column_group", "compare", "oracle", "seed_means"]
 
 _MARKS = [*ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))]  # a, b ... z, aa, ab ...
 _WIDE = 8  # a table with more columns leaves out groups in which nothing was measured
@@ -47,18 +44,17 @@ class Measured:
 
 
 class SeedMeans(NamedTuple):
-    """One value per seed, the mean over `parts` of `expected` streams."""
+    """One value per seed, the mean over `parts` streams of so many images."""
 
     values: "pd.Series[float]"
     images: int
     parts: int
-    expected: int
 
-    def summary(self) -> Measured:
-        """Return mean and deviation over the seeds."""
+    def summary(self, expected: int) -> Measured:
+        """Return mean and deviation over the seeds; `expected` streams are behind the paper's figure."""
         deviation = float(self.values.std()) if len(self.values) > 1 else None
         seeds = tuple(int(seed) for seed in self.values.index)
-        return Measured(float(self.values.mean()), deviation, seeds, self.images, self.parts, self.expected)
+        return Measured(float(self.values.mean()), deviation, seeds, self.images, self.parts, expected)
 
 
 @dataclass(frozen=True)
@@ -88,10 +84,10 @@ class CellText(NamedTuple):
 
     figure: str
     deviation: str
+    rank: int | None
     coverage: str = ""
     scope: str = ""
     """What went into the figure, where it is less or other than the column's."""
-    rank: int | None = None
     marks: tuple[str, ...] = ()
 
 
@@ -114,20 +110,16 @@ class Entry:
         coverage = "" if found.complete else f"{found.parts}/{found.expected}"
         images = "" if found.images == column.images else f"{found.images:,} images"
         scope = ", ".join(filter(None, (coverage, images)))
-        return CellText(column.format(found.value), _two_digits(found.deviation), coverage, scope, self.measured_rank)
+        return CellText(*_texts(found, column), self.measured_rank, coverage, scope)
 
     def reported_text(self, column: Column) -> CellText | None:
         """Return the text of the printed figure, None where the paper prints none."""
         cell = self.reported
-        if cell is None:
-            return None
-        return CellText(
-            column.format(cell.value), _two_digits(cell.deviation), rank=self.reported_rank, marks=self.marks
-        )
+        return None if cell is None else CellText(*_texts(cell, column), self.reported_rank, marks=self.marks)
 
 
-def _two_digits(deviation: float | None) -> str:
-    return "" if deviation is None else f"{deviation:.2f}"
+def _texts(figure: Measured | PrintedCell, column: Column) -> tuple[str, str]:
+    return column.format(figure.value), "" if figure.deviation is None else f"{figure.deviation:.2f}"
 
 
 @dataclass(frozen=True)
@@ -211,11 +203,10 @@ def oracle(table: Table, rows: Sequence[Row]) -> ComparisonTable | None:
 
 
 def _compare(table: Table, rows: Sequence[Row], title: str, figure: str) -> ComparisonTable:
-    layout = LAYOUTS[table.name]
-    cells = seed_means(rows, layout, figure, as_error=table.metric == "error")
-    extra = [name for name in dict.fromkeys(name for name, _ in cells) if name not in table.rows]
-    names = (*table.rows, *(extra if layout.open_rows else ()))
-    values = _values(table, names, cells, layout.streams)
+    cells = seed_means(rows, table.layout, figure, as_error=table.metric == "error")
+    extra = [name for name, _ in cells if name not in table.rows] if table.layout.open_rows else []
+    names = tuple(dict.fromkeys((*table.rows, *extra)))
+    values = _values(table, names, cells)
     columns = [_column(table, column, names, values) for column in table.columns]
     shown = _shown(columns)
     ranks = {column.name: _ranks(table, column, names, values) for column in shown}
@@ -241,17 +232,16 @@ def seed_means(
 
     Only seeds that ran on the same streams are averaged: those with most of them, of equals those of the earliest.
     """
-    placed = [(row, place) for row in rows if (place := layout.place(row)) is not None]
-    if not placed:
-        return {}
-    streams = frame([dict(row) for row, _ in placed])
-    streams["value"] = 100 - streams[figure] if as_error else streams[figure]
-    streams["cell"], streams["stream"] = zip(*(place for _, place in placed), strict=True)
-    grouped = streams.groupby(["label", "cell"], sort=False)
-    return {(str(label), str(cell)): _cell(members, layout.streams) for (label, cell), members in grouped}
+    placed = [
+        {**row, "cell": place[0], "stream": place[1], "value": 100 - row[figure] if as_error else row[figure]}
+        for row in rows
+        if (place := layout.place(row)) is not None
+    ]
+    grouped = frame(placed).groupby(["label", "cell"], sort=False) if placed else ()
+    return {(str(label), str(cell)): _cell(members) for (label, cell), members in grouped}
 
 
-def _cell(streams: pd.DataFrame, expected: int) -> SeedMeans:
+def _cell(streams: pd.DataFrame) -> SeedMeans:
     """Return the mean over the streams of a cell, for each seed that has all of them."""
     _refuse_two(streams)
     once = streams.drop_duplicates(["seed", "stream"])
@@ -260,46 +250,43 @@ def _cell(streams: pd.DataFrame, expected: int) -> SeedMeans:
     fullest: Any = there.sum(axis=1).idxmax()
     values = table[there.eq(there.loc[fullest]).all(axis=1)].mean(axis=1)
     images = int(once.loc[once["seed"] == fullest, "n"].sum())
-    return SeedMeans(values, images, int(there.loc[fullest].sum()), expected)
+    return SeedMeans(values, images, int(there.loc[fullest].sum()))
 
 
 def _refuse_two(streams: pd.DataFrame) -> None:
     """Raise where two experiments would fill the same cell: their mean would be neither's."""
-    for (seed, _), same in streams.groupby(["seed", "stream"], sort=False):
-        if same["unit"].nunique() > 1:
-            first, other = same.drop_duplicates("unit").iloc[0], same.drop_duplicates("unit").iloc[1]
-            raise SettingError(
-                f"{first['label']}: the sections {first['section']!r} and {other['section']!r} both measured "
-                f"{other['dataset']}/{other['domains'][0]} with seed {seed}; keep one of them in the experiment file"
-            )
+    units = streams.drop_duplicates(["seed", "stream", "unit"])
+    for (seed, _), same in units[units.duplicated(["seed", "stream"], keep=False)].groupby(["seed", "stream"]):
+        first, other = same.iloc[0], same.iloc[1]
+        raise SettingError(
+            f"{first['label']}: the sections {first['section']!r} and {other['section']!r} both measured "
+            f"{other['dataset']}/{other['domains'][0]} with seed {seed}; keep one of them in the experiment file"
+        )
 
 
-def _values(table: Table, names: Sequence[str], cells: Mapping[Place, SeedMeans], streams: int) -> Values:
+def _values(table: Table, names: Sequence[str], cells: Mapping[Place, SeedMeans]) -> Values:
     """Return every measured figure: cells, averages, gains."""
-
-    def size(column: str) -> int:
-        return sum(map(size, table.averages[column])) if column in table.averages else streams
-
-    def means(name: str, column: str) -> SeedMeans | None:
-        if column not in table.averages:
-            return cells.get((name, column))
-        return average([means(name, member) for member in table.averages[column]], size(column))
-
-    plain = [column for column in table.columns if column not in table.improvements]
-    values = {(n, c): found.summary() for n in names for c in plain if (found := means(n, c)) is not None}
+    found = dict(cells)
+    expected = dict.fromkeys(table.columns, table.layout.streams)
+    for column, members in table.averages.items():
+        expected[column] = sum(expected[member] for member in members)
+        for name in names:
+            present = [found[name, member] for member in members if (name, member) in found]
+            if (average := _average(present)) is not None:
+                found[name, column] = average
+    values = {place: means.summary(expected[place[1]]) for place, means in found.items() if place[1] in expected}
     for column, gain in table.improvements.items():
         values |= _gains(table.metric, names, column, gain, values)
     return values
 
 
-def average(members: Sequence[SeedMeans | None], expected: int) -> SeedMeans | None:
-    """Return the average over columns, of those that are there and for the seeds that all of them share."""
-    present = [member for member in members if member is not None]
-    if not present:
+def _average(members: Sequence[SeedMeans]) -> SeedMeans | None:
+    """Return the average over columns for the seeds that all of them share."""
+    if not members:
         return None
-    shared = pd.concat([member.values for member in present], axis=1, join="inner").sort_index()
-    images, parts = sum(member.images for member in present), sum(member.parts for member in present)
-    return None if shared.empty else SeedMeans(shared.mean(axis=1), images, parts, expected)
+    shared = pd.concat([member.values for member in members], axis=1, join="inner").sort_index()
+    images, parts = sum(member.images for member in members), sum(member.parts for member in members)
+    return None if shared.empty else SeedMeans(shared.mean(axis=1), images, parts)
 
 
 def _gains(metric: str, names: Sequence[str], column: str, gain: Improvement, values: Values) -> Values:

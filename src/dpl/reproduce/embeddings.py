@@ -21,10 +21,10 @@ from dpl.network.style_layer import at_layer, find_style_layer, prefix_tokens
 from dpl.objectives import style_statistics
 from dpl.reproduce.document import Item
 from dpl.reproduce.figures import NAMES, NOTE, footer, measured_on, not_run, run_figure, write_figure
-from dpl.reproduce.plan import Experiment, image_context
+from dpl.reproduce.plan import Experiment
 from dpl.reproduce.plotting import axes, colour
 from dpl.reproduce.render import Picture
-from dpl.reproduce.targets import Request, Result, register
+from dpl.reproduce.targets import Request, Result
 
 __all__ = [
     "Features", "Styles", "Target", "draw_features", "draw_styles", "farther", "make_figure2", "make_figure3",
@@ -183,7 +183,7 @@ class Target:
 def make_figure2(request: Request) -> Result:
     """Run or resume the experiment, collect features of the adapted networks, and draw."""
     experiment = run_figure("fig2", request, "fig1", _METHODS)
-    context = image_context(experiment.plan, request) if request.run else None
+    context = experiment.context(request) if request.run else None
     names = dict.fromkeys(unit.domains[0] for _, unit in experiment.finished())
     targets = [Target(name, _features(experiment, name, context, request), _counts(experiment, name)) for name in names]
     lacking = [f"{t.name} ({method})" for t in targets for method in t.methods() if method not in t.features]
@@ -349,7 +349,7 @@ class Styles:
 def make_figure3(request: Request) -> Result:
     """Run the source model over target and source images and draw their styles."""
     experiment = run_figure("fig3", request, "fig1", ("source",))
-    context = image_context(experiment.plan, request) if request.run else None
+    context = experiment.context(request) if request.run else None
     units: dict[str, Unit] = {}
     for _, unit in experiment.finished():
         units.setdefault(unit.domains[0], unit)  # the first seed of each target
@@ -432,7 +432,3 @@ def _styles_picture(found: list[Styles], note: str) -> Picture:
         data=data,
         claim=_FIGURE3_CLAIM,
     )
-
-
-register("fig2", "features (t-SNE) and predicted classes of source, CE and DPL", make_figure2)
-register("fig3", "styles of source and target images (t-SNE)", make_figure3)

@@ -12,11 +12,11 @@ from dpl.bench.selection import complete
 from dpl.core.errors import DataError
 from dpl.network.scope import SCOPES
 from dpl.reproduce.compare import seed_means
-from dpl.reproduce.layouts import FIGURES, Layout, Row
+from dpl.reproduce.layouts import PLACES, Layout, Row
 from dpl.reproduce.plan import Experiment, nothing_measured, run_experiment
 from dpl.reproduce.plotting import axes, colour, draw_band, draw_runs, save_figure
 from dpl.reproduce.render import Picture, write_page
-from dpl.reproduce.targets import Request, Result, experiment_file, register
+from dpl.reproduce.targets import Request, Result, experiment_file
 
 __all__ = [
     "NAMES", "NOTE", "PANELS", "Lines", "Panels", "batch_size_lines", "cumulative", "draw_batch_sizes",
@@ -30,6 +30,7 @@ NAMES = {
 }  # fmt: skip
 """Of methods and domains, as the paper writes them."""
 NOTE: Mapping[str, Any] = {"fontsize": 8, "color": "#555555"}
+_LAYOUT = Layout(PLACES["set"], networks={"": "resnet50"})  # the network of every figure
 
 
 # ---- What all figures share ----
@@ -46,7 +47,7 @@ def run_figure(name: str, request: Request, file: str = "", only: Collection[str
 def write_figure(name: str, title: str, picture: Picture, experiment: Experiment, request: Request) -> Result:
     """Write a figure in all formats, its page and its data."""
     rows = [{**row, "label": row["method"]} for row in experiment.rows]  # settings by method: labels are values of x
-    document = request.document(name, title, rows, FIGURES, experiment.missing)
+    document = request.document(name, title, rows, _LAYOUT, experiment.missing)
     files = (*save_figure(picture.figure, request.out, name), *write_page(document, picture, request.out))
     return Result(files, document, experiment.failed, experiment.missing)
 
@@ -63,7 +64,7 @@ def footer(experiment: Experiment, spread: str = "their mean, band: their range"
     seeds = len({row["seed"] for row in experiment.rows})
     runs = "one seed" if seeds == 1 else f"{seeds} seeds: {spread}"
     text = f"{measured_on(experiment.rows)}; {runs}"
-    cells = experiment.plan.cells
+    cells = experiment.cells
     done = sum(complete(cell, experiment.store) for cell in cells)
     if done == len(cells) and not experiment.missing:
         return text
@@ -353,8 +354,3 @@ def _share_scale(panels: Any) -> None:
         room = max(0.0, _LEAST_SPAN - (high - low)) / 2
         for axis in panels:
             axis.set_ylim(low - room, high + room)
-
-
-register("fig1", "cumulative accuracy over the stream, CE against DPL", make_figure1)
-register("fig4", "accuracy over batch sizes", make_figure4)
-register("fig5", "sensitivity to tau, eta, beta and the range of updated parameters", make_figure5)
