@@ -35,6 +35,7 @@ class Experiment:
     cells: tuple[Cell, ...]
     files: Mapping[str, Path]
     missing: tuple[Item, ...]
+    request: Request
     store: Store
     failed: Mapping[str, str] = field(default_factory=dict)
 
@@ -47,9 +48,10 @@ class Experiment:
         """Return the cells that are done, each with the unit that counts."""
         return [(cell, chosen(cell, self.store).target) for cell in self.cells if complete(cell, self.store)]
 
-    def context(self, request: Request) -> BenchContext:
-        """Return what is needed to run images through the experiment's networks."""
-        return BenchContext(request.data, self.files, cache=request.store / "cache", workers=1)
+    @cached_property
+    def context(self) -> BenchContext:
+        """What is needed to run images through the experiment's networks."""
+        return BenchContext(self.request.data, self.files, cache=self.store.root / "cache", workers=1)
 
 
 def run_experiment(path: Path, request: Request, only: Collection[str] | None = None) -> Experiment:
@@ -59,7 +61,7 @@ def run_experiment(path: Path, request: Request, only: Collection[str] | None = 
     """
     plan = _plan(path, request, only)
     if request.run:
-        return _run(plan, request)
+        return _run(plan)
     if not plan.finished() and (stored := _stored_cells(plan, only)):
         plan = replace(plan, cells=stored, missing=())
     return replace(plan, missing=(*plan.missing, *_not_run(plan.cells, plan.store)))
@@ -108,7 +110,9 @@ def _plan(path: Path, request: Request, only: Collection[str] | None) -> Experim
             found = section_cells(_shortened(section, request), locations, lacking)
         cells += [cell for cell in found if only is None or cell.label in only]
         missing += _without_weights(section.name, lacking)
-    return Experiment(title, tuple(sections), tuple(cells), locations.files, tuple(missing), Store(request.store))
+    return Experiment(
+        title, tuple(sections), tuple(cells), locations.files, tuple(missing), request, Store(request.store)
+    )
 
 
 def _shortened(section: Section, request: Request) -> Section:
@@ -158,9 +162,9 @@ def open_quietly(dataset: str, data: Path, **options: Any) -> Benchmark:
         return open_benchmark(dataset, data, **options)
 
 
-def _run(plan: Experiment, request: Request) -> Experiment:
+def _run(plan: Experiment) -> Experiment:
     """Run the cells whose images are all here, and say what is missing for the others."""
-    context = plan.context(request)
+    request, context = plan.request, plan.context
     context.device = str(choose_device())
     cells, missing = _with_data(plan.cells, context)
     if cells:
