@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dpl.core.errors import DataError
-from dpl.data.folders import LayoutError
+from dpl.data.folders import LayoutError, shorten
 from dpl.reproduce.compare import ComparisonTable
 from dpl.reproduce.layouts import Layout, Row, network_name
 
-__all__ = ["Document", "Item", "differences", "grouped", "protocol_items", "setting_items", "version_lines"]
+__all__ = ["Document", "Item", "differences", "grouped", "merged", "protocol_items", "setting_items", "version_lines"]
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -191,6 +191,15 @@ def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return found
+
+
+def merged(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Return entries of the same text as one, with their number."""
+    found = grouped(((item.text, item.drawing), item.subject) for item in items)
+    return tuple(
+        Item(shorten(subjects), f"{text} ({len(subjects)} times)" if len(subjects) > 1 else text, drawing)
+        for (text, drawing), subjects in found.items()
+    )
 
 
 def _by(rows: Sequence[Row], key: str) -> dict[str, list[Row]]:

@@ -18,9 +18,13 @@ from dpl.reproduce.layouts import Layout, Row
 
 __all__ = ["Request", "Result", "Target", "experiment_file", "find_target"]
 
-_QUICK_CAUTION = (
+_QUICK = (
     "Made with --quick, a few batches of each stream and no search: it shows that everything runs, and its figures "
-    "mean nothing. Adaptation needs longer streams to tell methods apart."
+    "mean nothing."
+)
+_ONE_BATCH = (
+    "One batch shows nothing about the methods, because each predicts a batch before it adapts to it; longer streams "
+    "tell them apart."
 )
 
 Watch = Callable[[str, Sequence[Cell], Store], AbstractContextManager[OnProgress]]
@@ -62,12 +66,17 @@ class Request:
         return Document(
             name=name,
             title=title,
-            caution=_QUICK_CAUTION if self.quick else "",
+            caution=self._caution(rows),
             differences=differences(rows, layout),
             missing=tuple(Item(i.subject, self.anonymous(i.text), self.anonymous(i.drawing)) for i in missing),
             command=self.anonymous(self.command),
             **more,
         )
+
+    def _caution(self, rows: Sequence[Row]) -> str:
+        """Return the sentences above figures that must not be taken seriously."""
+        short = self.quick or any(row["n"] <= row.get("batch_size", 0) for row in rows)
+        return " ".join([*([_QUICK] if self.quick else []), *([_ONE_BATCH] if short else [])])
 
     def anonymous(self, text: str) -> str:
         """Return a text without this machine's folders: what is written may be handed on."""
