@@ -1,6 +1,8 @@
-"""A run that `dpl adapt` wrote: a predictions file, and the record beside it."""
+"""Runs that `dpl adapt` wrote: a predictions file and the record beside it; several over one folder make one run."""
 
 import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +10,50 @@ import numpy as np
 import pandas as pd
 
 from dpl.guard.events import GuardEvent
-from dpl.report.runs import SOURCE, UNKNOWN, Experiment, Facts, PredictionTrace, Record, Run, read_json
-from dpl.reproduce.document import Item
+from dpl.report.runs import SOURCE, UNKNOWN, Experiment, Facts, PredictionTrace, Record, Run, labels_of, read_json
+from dpl.reproduce.document import Item, grouped, merged
 from dpl.runs.folder import COLUMNS
 from dpl.runs.record import record_path
 
-__all__ = ["find_predictions", "read_predictions"]
+__all__ = ["find_predictions", "joined", "read_predictions"]
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionsFile:
+    """A predictions file, and what is known of how it was made."""
+
+    path: Path
+    lines: pd.DataFrame
+    """Those that can be read."""
+    record: Record
+    data: Path | None
+    problems: tuple[Item, ...]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the images."""
+        return Path(str(self.record.get("images", ".")))
+
+    @property
+    def stream(self) -> str:
+        """The name of that folder."""
+        return Path(str(self.record.get("images", self.path.stem))).name or self.path.stem
+
+    @property
+    def network(self) -> str:
+        """The name of the network."""
+        return Path(str(self.record.get("network", "network"))).name
+
+    def images(self) -> list[str]:
+        """Return the names of the images below their folder, in the order of their arrival."""
+        paths = map(Path, self.lines["image"])
+        return [str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path) for path in paths]
+
+    def status(self) -> str:
+        """Say in a few words how much is finished."""
+        count, total = len(self.lines), self.record.get("total")
+        of = "" if total is None else f" of {total:,}"
+        return f"{count:,}{of} images predicted" if count else "empty: no prediction"
 
 
 def find_predictions(path: Path) -> list[Path]:
@@ -37,21 +77,45 @@ def read_predictions(path: Path, data: Path | None) -> Run:
     record = read_json(record_path(path))
     problems = [] if record else [Item(record_path(path).name, "there is no record of how these were made")]
     lines = _read_lines(path, problems)
-    good = lines[_readable(lines)]
+    by_source = lines["source"] if "source" in lines else lines["predicted"]
+    good = lines[lines["predicted"].ge(0) & by_source.ge(0) & lines["confidence"].between(0, 1)]
     if broken := len(lines) - len(good):
         problems.append(Item(path.name, f"{broken:,} of {len(lines):,} lines cannot be read and are left out"))
     if len(good):
         problems += _not_predicted(len(lines), record)
-    count, total = len(good), record.get("total")
-    status = f"{count:,} images predicted" if total is None else f"{count:,} of {total:,} images predicted"
+    return _run([PredictionsFile(path, good, record, data, merged(problems))])
+
+
+def joined(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs, those of the same network over the same folder of images as one."""
+    groups: dict[object, list[Run]] = {}
+    for number, run in enumerate(runs):
+        record = run.files[0].record if run.experiments and run.files else {}
+        key = (record["images"], record.get("network"), *run.experiments[0].classes) if record.get("images") else number
+        groups.setdefault(key, []).append(run)
+    return [own[0] if len(own) == 1 else _run([file for run in own for file in run.files]) for own in groups.values()]
+
+
+def _run(files: Sequence[PredictionsFile]) -> Run:
+    """Return the files as one run."""
+    first = files[0]
+    labels = labels_of([(str(file.record.get("method", "adapted")), _identity(file.record)) for file in files])
+    who = f"{len(files)} runs" if len(files) > 1 else first.record.get("method", "predictions")
+    told = [f"{label}: {file.status()}" for label, file in zip(labels, files, strict=True)]
     return Run(
-        name=f"{record.get('method', 'predictions')} on {Path(str(record.get('images', path.stem))).name}",
+        name=f"{who} on {Path(str(first.record.get('images', first.path.stem))).name}",
         kind="folder of images",
-        status=status if count else "empty: no prediction",
-        whole=count > 0 and not problems,
-        experiments=(_folder_experiment(path, good, record, data),) if count else (),
-        problems=tuple(problems),
+        status="; ".join(told) if len(files) > 1 else first.status(),
+        whole=all(len(file.lines) and not file.problems for file in files),
+        experiments=(_experiment(files, labels),) if len(first.lines) else (),
+        problems=merged(item for file in files for item in file.problems),
+        files=tuple(files),
     )
+
+
+def _identity(record: Record) -> Record:
+    """Return in what runs of one method may differ; runs that differ in the seed alone are averaged."""
+    return {**record.get("settings", {}), **{name: record.get(name) for name in ("batch_size", "guard")}}
 
 
 def _read_lines(path: Path, problems: list[Item]) -> pd.DataFrame:
@@ -68,12 +132,6 @@ def _read_lines(path: Path, problems: list[Item]) -> pd.DataFrame:
     return lines
 
 
-def _readable(lines: pd.DataFrame) -> "pd.Series[bool]":
-    """Say which lines have what a line must have."""
-    by_source = lines["source"] if "source" in lines else lines["predicted"]
-    return lines["predicted"].ge(0) & by_source.ge(0) & lines["confidence"].between(0, 1)
-
-
 def _not_predicted(count: int, record: Record) -> list[Item]:
     failed = record.get("result", {}).get("failed", [])
     items = [Item(str(Path(name).name), f"skipped: {reason}") for name, reason in failed]
@@ -84,62 +142,69 @@ def _not_predicted(count: int, record: Record) -> list[Item]:
     return items
 
 
-def _folder_experiment(path: Path, lines: pd.DataFrame, record: Record, data: Path | None) -> Experiment:
-    method, folder = str(record.get("method", "adapted")), Path(str(record.get("images", ".")))
-    stream = Path(str(record.get("images", path.stem))).name or path.stem
-    classes = _folder_classes(lines, record)
-    traces = {(name, stream): [trace] for name, trace in _folder_traces(lines, method, classes, record).items()}
-    names = [Path(name) for name in lines["image"]]
+def _experiment(files: Sequence[PredictionsFile], labels: Sequence[str]) -> Experiment:
+    """Return the predictions of one or several files over the same images."""
+    first = files[0]
+    classes = _classes(pd.concat([file.lines for file in files]), first.record)
+    images = pd.Index(dict.fromkeys(name for file in files for name in file.images()))
+    traces: dict[tuple[str, str], list[PredictionTrace]] = {}
+    rows = []
+    for file, label in zip(files, labels, strict=True):
+        for name, trace in _traces(file, label, classes, images).items():
+            own = traces.setdefault((name, first.stream), [])
+            if trace.seed not in [other.seed for other in own]:  # several runs may have the source model's predictions
+                own.append(trace)
+                rows.append(_row(name, first.stream, trace, file.record))
     return Experiment(
-        title=f"{stream}: {method}, {Path(str(record.get('network', 'network'))).name}",
-        methods=tuple(name for name, _ in traces),
-        streams=(stream,),
+        title=f"{first.stream}: {', '.join(labels)}, {first.network}",
+        methods=tuple(sorted((name for name, _ in traces), key=lambda name: name != SOURCE)),
+        streams=(first.stream,),
         classes=classes,
-        rows=[_folder_row(name, stream, trace, record) for (name, _), (trace,) in traces.items()],
+        rows=rows,
         traces=traces,
-        facts=_folder_facts(record),
-        data=tuple(Path(place) for place in (folder, data, record.get("folder")) if place is not None),
-        images=[str(name.relative_to(folder) if name.is_relative_to(folder) else name) for name in names],
-        events=tuple(_event(entry) for entry in record.get("events", []) if isinstance(entry, dict)),
-        guarded=bool(record.get("guard")),
-        notes=() if record else ("No record was found beside the predictions: settings and cost are not known.",),
+        facts=_facts(files, labels),
+        data=tuple(Path(p) for f in files for p in (f.folder, f.data, f.record.get("folder")) if p is not None),
+        images=images.to_list(),
+        events=[event for file, label in zip(files, labels, strict=True) for event in _events(file, label)],
+        guarded=any(file.record.get("guard") for file in files),
+        notes=() if first.record else ("No record was found beside the predictions: settings and cost are not known.",),
     )
 
 
-def _folder_traces(
-    lines: pd.DataFrame, method: str, classes: tuple[str, ...], record: Record
+def _traces(
+    file: PredictionsFile, label: str, classes: Sequence[str], images: "pd.Index[str]"
 ) -> dict[str, PredictionTrace]:
     """Return the predictions by method, the source model first."""
+    lines = file.lines
     numbers = {name: number for number, name in enumerate(classes) if name}
-    label = np.asarray(lines["label"].map(numbers).fillna(UNKNOWN), dtype=np.int64)
-    seed, image = int(record.get("seed", 0)), np.arange(len(label))
-    confidence = {method: lines["confidence"].to_numpy(float), SOURCE: np.full(len(label), np.nan)}  # not recorded
-    columns = {SOURCE: "source"} if "source" in lines else {}
-    columns[method] = "predicted"
+    truth = np.asarray(lines["label"].map(numbers).fillna(UNKNOWN), dtype=np.int64)
+    seed, image = int(file.record.get("seed", 0)), images.get_indexer(pd.Index(file.images()))
+    confidence = {label: lines["confidence"].to_numpy(float), SOURCE: np.full(len(truth), np.nan)}  # not recorded
+    columns = ({SOURCE: "source"} if "source" in lines else {}) | {label: "predicted"}
     return {
-        name: PredictionTrace(seed, label, np.asarray(lines[column], dtype=np.int64), confidence[name], image)
+        name: PredictionTrace(seed, truth, np.asarray(lines[column], dtype=np.int64), confidence[name], image)
         for name, column in columns.items()
     }
 
 
-def _folder_classes(lines: pd.DataFrame, record: Record) -> tuple[str, ...]:
+def _classes(lines: pd.DataFrame, record: Record) -> tuple[str, ...]:
     """Return the recorded names, then names of the file for numbers and labels beyond them."""
     known = [str(name) for name in record.get("classes") or []]
     given = dict(zip(lines["predicted"].astype(int), lines["name"], strict=True))
-    most = int(lines[[name for name in ("predicted", "source") if name in lines]].to_numpy().max())
+    most = int(np.nanmax(lines[[name for name in ("predicted", "source") if name in lines]].to_numpy()))
     named = [*known, *(given.get(number) or f"class {number}" for number in range(len(known), most + 1))]
     others = [] if known else sorted(set(lines["label"]) - {"", *named})
     return (*named, *others)
 
 
-def _folder_row(method: str, stream: str, trace: PredictionTrace, record: Record) -> dict[str, Any]:
+def _row(label: str, stream: str, trace: PredictionTrace, record: Record) -> dict[str, Any]:
     """Return what is known of a method as a row like those of a benchmark."""
     row: dict[str, Any] = {
-        "label": method, "method": method, "stream": stream, "seed": trace.seed, "n": len(trace), "batches": None,
+        "label": label, "method": label, "stream": stream, "seed": trace.seed, "n": len(trace), "batches": None,
         "accuracy": 100.0 * float(trace.correct[trace.known].mean()) if trace.known.any() else None,
         "gflops_per_image": record.get("source_gflops_per_image"),
     }  # fmt: skip
-    if method == SOURCE and record.get("method") != SOURCE:
+    if label == SOURCE and record.get("method") != SOURCE:
         return row
     result = record.get("result", {})
     timed = record.get("timed") or 0
@@ -154,21 +219,32 @@ def _folder_row(method: str, stream: str, trace: PredictionTrace, record: Record
     }
 
 
-def _event(entry: Record) -> GuardEvent:
-    return GuardEvent(int(entry.get("batch", 0)), str(entry.get("action", "")), str(entry.get("reason", "")))
+def _events(file: PredictionsFile, label: str) -> list[Record]:
+    """Return what the guard did, and after how many images."""
+    events: list[Record] = []
+    for entry in (entry for entry in file.record.get("events", []) if isinstance(entry, dict)):
+        event = GuardEvent(int(entry.get("batch", 0)), str(entry.get("action", "")), str(entry.get("reason", "")))
+        seen = min(event.batch * int(file.record.get("batch_size") or 0), len(file.lines))
+        facts = {"batch": event.batch, "action": event.action, "reason": event.reason, "alarm": event.alarm}
+        events.append({"method": label, "seen": seen, **facts})
+    return events
 
 
-def _folder_facts(record: Record) -> Facts:
-    if not record:
-        return ()
-    protocol = (
-        f"{record.get('total', 0):,} images of a folder, {record.get('order')}; batch size {record.get('batch_size')}; "
-        f"network {Path(str(record.get('network'))).name}; guard {'on' if record.get('guard') else 'off'}"
-    )
-    settings = ", ".join(f"{name}={value}" for name, value in record.get("settings", {}).items())
-    versions = ", ".join(f"{name} {value}" for name, value in record.get("versions", {}).items())
-    return (
-        ("Protocol", (Item("", protocol),)),
-        ("Settings", (Item(str(record.get("method")), settings),)),
-        ("Versions", (Item("", versions),)),
+def _facts(files: Sequence[PredictionsFile], labels: Sequence[str]) -> Facts:
+    """Return protocol, settings and versions, each with the runs for which they hold."""
+    found: dict[str, list[tuple[str, str]]] = {"Protocol": [], "Settings": [], "Versions": []}
+    for record, label in ((file.record, label) for file, label in zip(files, labels, strict=True) if file.record):
+        protocol = (
+            f"{record.get('total', 0):,} images of a folder, {record.get('order')}; batch size "
+            f"{record.get('batch_size')}; network {Path(str(record.get('network'))).name}; guard "
+            f"{'on' if record.get('guard') else 'off'}"
+        )
+        settings = ", ".join(f"{name}={value}" for name, value in record.get("settings", {}).items())
+        versions = ", ".join(f"{name} {value}" for name, value in record.get("versions", {}).items())
+        for title, text in zip(found, (protocol, settings, versions), strict=True):
+            found[title].append((text, label))
+    return tuple(
+        (title, tuple(Item(", ".join(own), text) for text, own in grouped(pairs).items()))
+        for title, pairs in found.items()
+        if pairs
     )
