@@ -2,9 +2,8 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,42 +17,34 @@ from dpl.runs.record import record_path
 __all__ = ["find_predictions", "joined", "read_predictions"]
 
 
-@dataclass(frozen=True, eq=False)
-class PredictionsFile:
-    """A predictions file, and what is known of how it was made."""
+_NO_RECORD = "No record was found beside the predictions: settings and cost are not known."
+# Of a run without a record, or with one that lacks an entry.
+_DEFAULTS: Record = {
+    "method": "adapted", "network": "network", "classes": [], "seed": 0, "settings": {}, "versions": {}, "result": {},
+    "events": [], "total": 0, "timed": 0, "seconds": 0.0, "batch_size": 0, "guard": False,
+}  # fmt: skip
 
-    path: Path
+
+class PredictionsFile(NamedTuple):
+    """The lines of a predictions file that can be read, and what is known of how it was made."""
+
     lines: pd.DataFrame
-    """Those that can be read."""
     record: Record
+    stream: str
+    """The name of the folder of images."""
     data: Path | None
     problems: tuple[Item, ...]
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the images."""
-        return Path(str(self.record.get("images", ".")))
-
-    @property
-    def stream(self) -> str:
-        """The name of that folder."""
-        return Path(str(self.record.get("images", self.path.stem))).name or self.path.stem
-
-    @property
-    def network(self) -> str:
-        """The name of the network."""
-        return Path(str(self.record.get("network", "network"))).name
-
     def images(self) -> list[str]:
         """Return the names of the images below their folder, in the order of their arrival."""
+        folder = self.record.get("images", ".")
         paths = map(Path, self.lines["image"])
-        return [str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path) for path in paths]
+        return [str(path.relative_to(folder) if path.is_relative_to(folder) else path) for path in paths]
 
     def status(self) -> str:
         """Say in a few words how much is finished."""
-        count, total = len(self.lines), self.record.get("total")
-        of = "" if total is None else f" of {total:,}"
-        return f"{count:,}{of} images predicted" if count else "empty: no prediction"
+        of = f" of {self.record['total']:,}" if self.record["total"] else ""
+        return f"{len(self.lines):,}{of} images predicted" if len(self.lines) else "empty: no prediction"
 
 
 def find_predictions(path: Path) -> list[Path]:
@@ -74,8 +65,9 @@ def _is_predictions_file(path: Path) -> bool:
 
 def read_predictions(path: Path, data: Path | None) -> Run:
     """Return the run that wrote a predictions file."""
-    record = read_json(record_path(path))
-    problems = [] if record else [Item(record_path(path).name, "there is no record of how these were made")]
+    found = {name: value for name, value in read_json(record_path(path)).items() if value is not None}
+    record = {**_DEFAULTS, **found, "known": bool(found)}
+    problems = [] if found else [Item(record_path(path).name, "there is no record of how these were made")]
     lines = _read_lines(path, problems)
     by_source = lines["source"] if "source" in lines else lines["predicted"]
     good = lines[lines["predicted"].ge(0) & by_source.ge(0) & lines["confidence"].between(0, 1)]
@@ -83,39 +75,40 @@ def read_predictions(path: Path, data: Path | None) -> Run:
         problems.append(Item(path.name, f"{broken:,} of {len(lines):,} lines cannot be read and are left out"))
     if len(good):
         problems += _not_predicted(len(lines), record)
-    return _run([PredictionsFile(path, good, record, data, merged(problems))])
+    stream = Path(str(record.get("images", path.stem))).name or path.stem
+    return _run([PredictionsFile(good, record, stream, data, merged(problems))])
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
     """Return the runs, those of the same network over the same folder of images as one."""
-    groups: dict[object, list[Run]] = {}
-    for number, run in enumerate(runs):
-        record = run.files[0].record if run.experiments and run.files else {}
-        key = (record["images"], record.get("network"), *run.experiments[0].classes) if record.get("images") else number
-        groups.setdefault(key, []).append(run)
+    groups = grouped((_shared(run) or number, run) for number, run in enumerate(runs))
     return [own[0] if len(own) == 1 else _run([file for run in own for file in run.files]) for own in groups.values()]
+
+
+def _shared(run: Run) -> object:
+    """Return what runs must have in common to be compared, None for a run that stands alone."""
+    record = run.files[0].record if run.experiments and run.files else {}
+    return (record["images"], record["network"], *run.experiments[0].classes) if "images" in record else None
 
 
 def _run(files: Sequence[PredictionsFile]) -> Run:
     """Return the files as one run."""
-    first = files[0]
-    labels = labels_of([(str(file.record.get("method", "adapted")), _identity(file.record)) for file in files])
-    who = f"{len(files)} runs" if len(files) > 1 else first.record.get("method", "predictions")
-    told = [f"{label}: {file.status()}" for label, file in zip(labels, files, strict=True)]
+    labels = labels_of([(str(record["method"]), _varied(record)) for _, record, *_ in files])
+    status = [f"{label}: {file.status()}" for label, file in zip(labels, files, strict=True)]
     return Run(
-        name=f"{who} on {Path(str(first.record.get('images', first.path.stem))).name}",
+        name=f"{labels[0] if len(files) == 1 else f'{len(files)} runs'} on {files[0].stream}",
         kind="folder of images",
-        status="; ".join(told) if len(files) > 1 else first.status(),
+        status=files[0].status() if len(files) == 1 else "; ".join(status),
         whole=all(len(file.lines) and not file.problems for file in files),
-        experiments=(_experiment(files, labels),) if len(first.lines) else (),
+        experiments=(_experiment(files, labels),) if len(files[0].lines) else (),
         problems=merged(item for file in files for item in file.problems),
         files=tuple(files),
     )
 
 
-def _identity(record: Record) -> Record:
+def _varied(record: Record) -> Record:
     """Return in what runs of one method may differ; runs that differ in the seed alone are averaged."""
-    return {**record.get("settings", {}), **{name: record.get(name) for name in ("batch_size", "guard")}}
+    return {**record["settings"], "batch_size": record["batch_size"], "guard": record["guard"]}
 
 
 def _read_lines(path: Path, problems: list[Item]) -> pd.DataFrame:
@@ -133,9 +126,8 @@ def _read_lines(path: Path, problems: list[Item]) -> pd.DataFrame:
 
 
 def _not_predicted(count: int, record: Record) -> list[Item]:
-    failed = record.get("result", {}).get("failed", [])
+    failed, total = record["result"].get("failed", []), record["total"]
     items = [Item(str(Path(name).name), f"skipped: {reason}") for name, reason in failed]
-    total = record.get("total") or 0
     if (left := total - count - len(failed)) > 0:
         text = f"{left:,} of {total:,} images were not reached; run the command again to continue"
         items.append(Item("not finished", text))
@@ -156,18 +148,20 @@ def _experiment(files: Sequence[PredictionsFile], labels: Sequence[str]) -> Expe
                 own.append(trace)
                 rows.append(_row(name, first.stream, trace, file.record))
     return Experiment(
-        title=f"{first.stream}: {', '.join(labels)}, {first.network}",
+        title=f"{first.stream}: {', '.join(labels)}, {Path(str(first.record['network'])).name}",
         methods=tuple(sorted((name for name, _ in traces), key=lambda name: name != SOURCE)),
         streams=(first.stream,),
         classes=classes,
         rows=rows,
         traces=traces,
         facts=_facts(files, labels),
-        data=tuple(Path(p) for f in files for p in (f.folder, f.data, f.record.get("folder")) if p is not None),
+        data=tuple(Path(p) for f in files for p in (f.record.get("images", "."), f.data, f.record.get("folder")) if p),
         images=images.to_list(),
         events=[event for file, label in zip(files, labels, strict=True) for event in _events(file, label)],
-        guarded=any(file.record.get("guard") for file in files),
-        notes=() if first.record else ("No record was found beside the predictions: settings and cost are not known.",),
+        guarded=any(file.record["guard"] for file in files),
+        notes=()
+        if "images" in first.record
+        else ("No record was found beside the predictions: settings and cost are not known.",),
     )
 
 
@@ -178,7 +172,7 @@ def _traces(
     lines = file.lines
     numbers = {name: number for number, name in enumerate(classes) if name}
     truth = np.asarray(lines["label"].map(numbers).fillna(UNKNOWN), dtype=np.int64)
-    seed, image = int(file.record.get("seed", 0)), images.get_indexer(pd.Index(file.images()))
+    seed, image = int(file.record["seed"]), images.get_indexer(pd.Index(file.images()))
     confidence = {label: lines["confidence"].to_numpy(float), SOURCE: np.full(len(truth), np.nan)}  # not recorded
     columns = ({SOURCE: "source"} if "source" in lines else {}) | {label: "predicted"}
     return {
@@ -189,7 +183,7 @@ def _traces(
 
 def _classes(lines: pd.DataFrame, record: Record) -> tuple[str, ...]:
     """Return the recorded names, then names of the file for numbers and labels beyond them."""
-    known = [str(name) for name in record.get("classes") or []]
+    known = [str(name) for name in record["classes"]]
     given = dict(zip(lines["predicted"].astype(int), lines["name"], strict=True))
     most = int(np.nanmax(lines[[name for name in ("predicted", "source") if name in lines]].to_numpy()))
     named = [*known, *(given.get(number) or f"class {number}" for number in range(len(known), most + 1))]
@@ -204,16 +198,15 @@ def _row(label: str, stream: str, trace: PredictionTrace, record: Record) -> dic
         "accuracy": 100.0 * float(trace.correct[trace.known].mean()) if trace.known.any() else None,
         "gflops_per_image": record.get("source_gflops_per_image"),
     }  # fmt: skip
-    if label == SOURCE and record.get("method") != SOURCE:
+    if label == SOURCE and record["method"] != SOURCE:
         return row
-    result = record.get("result", {})
-    timed = record.get("timed") or 0
+    result, timed = record["result"], record["timed"]
     of_record = ("gflops_per_image", "peak_bytes", "skipped_because", "trainable_values")
     return {
         **row,
         **{name: record.get(name) for name in of_record},
         **{name: result.get(name) for name in ("batches", "updates", "by_source")},
-        "seconds_per_image": record.get("seconds", 0.0) / timed if timed else None,
+        "seconds_per_image": record["seconds"] / timed if timed else None,
         "skipped": (result.get("batches") or 0) - (result.get("updates") or 0),
         "unreadable": len(result.get("failed", [])),
     }
@@ -222,9 +215,9 @@ def _row(label: str, stream: str, trace: PredictionTrace, record: Record) -> dic
 def _events(file: PredictionsFile, label: str) -> list[Record]:
     """Return what the guard did, and after how many images."""
     events: list[Record] = []
-    for entry in (entry for entry in file.record.get("events", []) if isinstance(entry, dict)):
+    for entry in (entry for entry in file.record["events"] if isinstance(entry, dict)):
         event = GuardEvent(int(entry.get("batch", 0)), str(entry.get("action", "")), str(entry.get("reason", "")))
-        seen = min(event.batch * int(file.record.get("batch_size") or 0), len(file.lines))
+        seen = min(event.batch * int(file.record["batch_size"]), len(file.lines))
         facts = {"batch": event.batch, "action": event.action, "reason": event.reason, "alarm": event.alarm}
         events.append({"method": label, "seen": seen, **facts})
     return events
@@ -233,14 +226,13 @@ def _events(file: PredictionsFile, label: str) -> list[Record]:
 def _facts(files: Sequence[PredictionsFile], labels: Sequence[str]) -> Facts:
     """Return protocol, settings and versions, each with the runs for which they hold."""
     found: dict[str, list[tuple[str, str]]] = {"Protocol": [], "Settings": [], "Versions": []}
-    for record, label in ((file.record, label) for file, label in zip(files, labels, strict=True) if file.record):
+    for record, label in zip((file.record for file in files if file.record["known"]), labels, strict=False):
         protocol = (
-            f"{record.get('total', 0):,} images of a folder, {record.get('order')}; batch size "
-            f"{record.get('batch_size')}; network {Path(str(record.get('network'))).name}; guard "
-            f"{'on' if record.get('guard') else 'off'}"
+            f"{record['total']:,} images of a folder, {record.get('order')}; batch size {record['batch_size']}; "
+            f"network {Path(str(record['network'])).name}; guard {'on' if record['guard'] else 'off'}"
         )
-        settings = ", ".join(f"{name}={value}" for name, value in record.get("settings", {}).items())
-        versions = ", ".join(f"{name} {value}" for name, value in record.get("versions", {}).items())
+        settings = ", ".join(f"{name}={value}" for name, value in record["settings"].items())
+        versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
         for title, text in zip(found, (protocol, settings, versions), strict=True):
             found[title].append((text, label))
     return tuple(

@@ -8,6 +8,7 @@ from statistics import mode
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from dpl.bench.tables import frame
@@ -36,11 +37,6 @@ class Measured:
     """Streams (domains, corruptions) that went in."""
     expected: int
     """Streams that the paper's figure stands for."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is missing that the paper's figure has."""
-        return self.parts == self.expected
 
 
 class SeedMeans(NamedTuple):
@@ -74,9 +70,10 @@ class Column:
     signed: bool = False
     images: int | None = None
 
-    def format(self, value: float) -> str:
-        """Return a figure with the decimals of the column."""
-        return f"{value:{'+' if self.signed else ''}.{self.digits}f}"
+    def format(self, figure: Measured | PrintedCell) -> tuple[str, str]:
+        """Return a figure with the decimals of the column, and its deviation."""
+        value = f"{figure.value:{'+' if self.signed else ''}.{self.digits}f}"
+        return value, "" if figure.deviation is None else f"{figure.deviation:.2f}"
 
 
 class CellText(NamedTuple):
@@ -102,24 +99,16 @@ class Entry:
     marks: tuple[str, ...] = ()
     """Footnotes on the printed figure."""
 
-    def measured_text(self, column: Column) -> CellText | None:
-        """Return the text of the measured figure, None where there is none."""
-        found = self.measured
-        if found is None:
-            return None
-        coverage = "" if found.complete else f"{found.parts}/{found.expected}"
-        images = "" if found.images == column.images else f"{found.images:,} images"
+    def texts(self, column: Column) -> tuple[CellText | None, CellText | None]:
+        """Return the texts of the measured and of the printed figure, None where there is none."""
+        ours, theirs = self.measured, self.reported
+        coverage = "" if ours is None or ours.parts == ours.expected else f"{ours.parts}/{ours.expected}"
+        images = "" if ours is None or ours.images == column.images else f"{ours.images:,} images"
         scope = ", ".join(filter(None, (coverage, images)))
-        return CellText(*_texts(found, column), self.measured_rank, coverage, scope)
-
-    def reported_text(self, column: Column) -> CellText | None:
-        """Return the text of the printed figure, None where the paper prints none."""
-        cell = self.reported
-        return None if cell is None else CellText(*_texts(cell, column), self.reported_rank, marks=self.marks)
-
-
-def _texts(figure: Measured | PrintedCell, column: Column) -> tuple[str, str]:
-    return column.format(figure.value), "" if figure.deviation is None else f"{figure.deviation:.2f}"
+        return (
+            CellText(*column.format(ours), self.measured_rank, coverage, scope) if ours else None,
+            CellText(*column.format(theirs), self.reported_rank, marks=self.marks) if theirs else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -155,30 +144,15 @@ class ComparisonTable:
     """Groups of columns that are not shown because nothing of them was measured."""
 
     @property
-    def measured(self) -> bool:
-        """Whether there is any measured figure."""
-        return any(entry.measured for row in self.rows for entry in row.entries)
-
-    @property
     def shown_footnotes(self) -> list[Footnote]:
         """The footnotes whose mark stands in a column that is shown."""
         marks = {mark for row in self.rows for entry in row.entries for mark in entry.marks}
         return [note for note in self.footnotes if note.mark in marks]
 
-    @property
-    def remarks(self) -> list[str]:
-        """Remarks on the table as a whole, shown below it."""
-        left_out = ", ".join(self.left_out)
-        return [f"Columns left out, since nothing was measured for them: {left_out}."] if left_out else []
-
-    def counts(self) -> list[str]:
-        """Return the number of images behind each column."""
-        return ["–" if column.images is None else f"{column.images:,}" for column in self.columns]
-
     def texts(self, row: ComparisonRow) -> tuple[list[CellText | None], list[CellText | None]]:
         """Return the two lines of a method: measured and printed figures."""
-        pairs = list(zip(row.entries, self.columns, strict=True))
-        return [entry.measured_text(column) for entry, column in pairs], [e.reported_text(c) for e, c in pairs]
+        pairs = [entry.texts(column) for entry, column in zip(row.entries, self.columns, strict=True)]
+        return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
 
 
 Place = tuple[str, str]
@@ -209,20 +183,12 @@ def _compare(table: Table, rows: Sequence[Row], title: str, figure: str) -> Comp
     values = _values(table, names, cells)
     columns = [_column(table, column, names, values) for column in table.columns]
     shown = _shown(columns)
-    ranks = {column.name: _ranks(table, column, names, values) for column in shown}
     marks, footnotes = _footnotes(table)
-
-    def entry(name: str, column: str) -> Entry:
-        ours, theirs = ranks[column]
-        place = name, column
-        return Entry(values.get(place), table.value(*place), ours.get(name), theirs.get(name), marks.get(place, ()))
-
-    body = [
-        ComparisonRow(name, table.printed_as.get(name, ""), tuple(entry(name, column.name) for column in shown))
-        for name in names
-    ]
+    entries = [_entries(table, column, names, values, marks) for column in shown]
+    lines = zip(names, zip(*entries, strict=True), strict=True)
+    body = tuple(ComparisonRow(name, table.printed_as.get(name, ""), line) for name, line in lines)
     left_out = tuple(dict.fromkeys(column_group(column.name) for column in columns if column not in shown))
-    return ComparisonTable(table.name, title, table.metric, tuple(shown), tuple(body), footnotes, left_out)
+    return ComparisonTable(table.name, title, table.metric, tuple(shown), body, footnotes, left_out)
 
 
 def seed_means(
@@ -320,26 +286,30 @@ def column_group(column: str) -> str:
     return re.split("/|->", column)[0] if re.search("/|->", column) else ""
 
 
-def _ranks(table: Table, column: Column, names: Sequence[str], values: Values) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the best two of a column among the measured and among the printed figures; a gain is not ranked."""
-    if column.signed:
-        return {}, {}
-    found = {name: values[name, column.name] for name in names if (name, column.name) in values}
-    widest = max((measured.parts for measured in found.values()), default=0)
+def _entries(
+    table: Table, column: Column, names: Sequence[str], values: Values, marks: Mapping[Place, tuple[str, ...]]
+) -> list[Entry]:
+    """Return a column with its best two among the measured and among the printed figures; a gain is not ranked."""
+    places = [(name, column.name) for name in names]
+    measured, printed = [values.get(place) for place in places], [table.cells.get(place) for place in places]
+    widest = max((own.parts for own in measured if own), default=0)
     # A mean over fewer streams competes with nobody, nor does a figure that cannot be right.
-    ours = {name: measured.value for name, measured in found.items() if measured.parts == widest}
-    printed = {name: table.value(name, column.name) for name in names}
-    theirs = {name: cell.value for name, cell in printed.items() if cell and not cell.misprint}
-    return _best_two(ours, table.metric, column.digits), _best_two(theirs, table.metric, column.digits)
+    ours = [own.value if own and own.parts == widest else None for own in measured]
+    theirs = [cell.value if cell and not cell.misprint else None for cell in printed]
+    ranks = [_best_two(figures, table.metric, column) for figures in (ours, theirs)]
+    return [
+        Entry(own, cell, first, second, marks.get(place, ()))
+        for place, own, cell, first, second in zip(places, measured, printed, *ranks, strict=True)
+    ]
 
 
-def _best_two(figures: Mapping[str, float], metric: str, digits: int) -> dict[str, int]:
+def _best_two(figures: Sequence[float | None], metric: str, column: Column) -> list[int | None]:
     """Return the first and the second by the figures as shown; equals share a rank, and all equal have none."""
-    shown = pd.Series({name: round(value, digits) for name, value in figures.items()}, dtype=float)
-    if shown.nunique() < 2:
-        return {}
+    shown = pd.Series(np.array(figures, dtype=float)).map(lambda value: round(value, column.digits))
+    if column.signed or shown.nunique() < 2:
+        return [None] * len(figures)
     ranks = shown.rank(method="dense", ascending=metric == "error")
-    return {str(name): int(rank) for name, rank in ranks.items() if rank <= 2}
+    return [int(rank) if rank <= 2 else None for rank in ranks]
 
 
 def _footnotes(table: Table) -> tuple[dict[Place, tuple[str, ...]], tuple[Footnote, ...]]:
