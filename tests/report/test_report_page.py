@@ -19,8 +19,10 @@ from dpl.cli import main
 from dpl.core.errors import DataError
 from dpl.report import default_output, read_runs, write_report
 from dpl.report.chart_data import chart_data
+from dpl.report.predictions import joined
+from dpl.report.runs import paired
 from dpl.report.summary import costs, shown, signed
-from report.runs import TARGETS, bench, make_adapted, write_predictions
+from report.runs import TARGETS, adapt, bench, make_adapted, write_guarded, write_many_classes, write_predictions
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 
@@ -225,7 +227,7 @@ def test_damage_is_named_and_the_rest_is_shown(bench_root, tmp_path):
     assert "other checksum" in text
     assert "the mark of completion is missing" in text
     assert "unit.json: cannot be read" in text
-    assert "dpl on pacs/photo, tent on pacs/photo: failed: no <b>memory</b>" in text  # told once
+    assert "dpl on pacs/photo, tent on pacs/photo: failed: no <b>memory</b> (2 times)" in text
     assert "a draft" in text
     assert "13 of 16 finished" in run.status
     page = page_of(copy, tmp_path)
@@ -426,3 +428,75 @@ def test_the_accuracies_are_written_for_papers(bench_root, tmp_path, capsys):
 def test_without_labels_there_is_no_table_for_papers(adapted, tmp_path, capsys):
     assert main(["report", str(adapted), "--csv", "--out", str(tmp_path / "page.html")]) == 2
     assert "the run has no accuracy" in capsys.readouterr().err
+
+
+def test_tables_and_a_picture_beside_the_page_do_not_hinder_the_next_page(bench_root, tmp_path):
+    copy = shutil.copytree(bench_root / "store", tmp_path / "store")
+    for _ in range(2):
+        assert main(["report", str(copy), "--png"]) == 0
+    (copy / "photo.png").write_bytes(b"")
+    assert main(["report", str(copy)]) == 2
+
+
+def test_runs_over_one_folder_share_a_table_and_a_chart(tmp_path, capsys):
+    make_adapted(tmp_path, "--with-source", flat=False)
+    adapt(tmp_path, "slow", "--method", "dpl", "--set", "confidence=0.2", "--set", "lr=1e-6")
+    adapt(tmp_path, "tent", "--method", "tent", "--seed", "1")
+    capsys.readouterr()
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "out"), "--out", str(page), "--csv", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 3
+    text = page.read_text()
+    assert text.count("<article") == 1
+    assert "3 runs on mine" in text
+    lines = list(csv.DictReader(page.with_suffix(".csv").open()))
+    names = [line["method"] for line in lines]
+    assert names[0] == "source"
+    assert "tent" in names
+    assert [name for name in names if name.startswith("dpl (lr=")][1] == "dpl (lr=1e-06)"
+    assert {cell[0] for cell in Cells(text).found} == set(names)
+    (run,) = joined(read_runs(tmp_path / "out"))
+    assert len(chart_data(run.experiments[0])["lines"][0]["accuracy"]) == 4
+    tent, source = (run.experiments[0].traces[name, "mine"][0] for name in ("tent", "source"))
+    shared, _ = paired(tent, source)
+    assert shared.label.tolist() == source.label.tolist()  # the order of arrival differs, the images are the same
+
+
+def test_other_networks_or_folders_are_not_joined(adapted, tmp_path):
+    runs = [*read_runs(adapted), *read_runs(write_predictions(tmp_path, 5, 5, 10))]
+    assert joined(runs) == runs
+    record = json.loads(adapted.with_suffix(".run.json").read_text())
+    (tmp_path / "other.csv").write_text(adapted.read_text())
+    (tmp_path / "other.run.json").write_text(json.dumps(record | {"network": "another"}))
+    assert len(joined([*read_runs(adapted), *read_runs(tmp_path / "other.csv")])) == 2
+
+
+def test_actions_of_the_guard_are_marked_where_they_were_taken(tmp_path):
+    file = write_guarded(tmp_path)
+    marks = chart_data(read_runs(file)[0].experiments[0])["events"]
+    assert [(mark["method"], mark["seen"], mark["alarm"]) for mark in marks] == [(1, 24, False), (1, 72, True)]
+    assert marks[0]["text"] == "batch 3: roll_back: lost"
+    assert "rings: actions of the guard" in page_of(file, tmp_path)
+
+
+def test_many_classes_have_a_compact_form(tmp_path):
+    file = write_many_classes(tmp_path)
+    figures = chart_data(read_runs(file)[0].experiments[0])
+    coloured = figures["balance"][0]["classes"]
+    assert len(coloured) == 10
+    assert 42 in coloured  # the most frequent prediction
+    assert sum(700 <= number < 710 for number in coloured) >= 5  # those that are not predicted any more
+    mistakes = figures["confusion"][0][1]["mistakes"]
+    assert sorted(mistakes) == [[number, 42, 2] for number in range(700, 710)]
+    assert {row["name"] for row in figures["by_class"][0][1]} >= {f"class {number}" for number in range(700, 710)}
+    assert len(page_of(file, tmp_path)) < 500_000
+
+
+def test_images_skipped_for_one_reason_are_told_once(tmp_path):
+    file = write_predictions(tmp_path, 5, 5, 10)
+    record = json.loads(file.with_suffix(".run.json").read_text())
+    failed = [[f"a/{number}.png", "not an image"] for number in range(7)]
+    file.with_suffix(".run.json").write_text(json.dumps(record | {"total": 17, "result": {"failed": failed}}))
+    (item,) = read_runs(file)[0].problems
+    assert item.subject == "0.png, 1.png, 2.png, 3.png, 4.png and 2 more"
+    assert item.text == "skipped: not an image (7 times)"

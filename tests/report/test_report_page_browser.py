@@ -9,7 +9,7 @@ import pytest
 
 from dpl.bench import Store
 from dpl.report import read_runs, write_report
-from report.runs import write_predictions
+from report.runs import write_guarded, write_many_classes, write_predictions
 from serve.browser import Browser, open_browser
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
@@ -234,3 +234,28 @@ def test_hostile_names_are_shown_and_not_run(browser, tmp_path):
     assert browser.value("document.title") != "broken"
     assert browser.value("document.querySelectorAll('img').length") == 0
     assert "onerror" in browser.value("document.body.innerText")
+
+
+def test_actions_of_the_guard_are_rings_on_the_curve(browser, tmp_path):
+    file = write_guarded(tmp_path)
+    visit(browser, write_report(read_runs(file), tmp_path / "page.html"))
+    rings = "[...document.querySelectorAll('[data-part=accuracy] circle.event')]"
+    assert browser.value(f"{rings}.map(r => r.textContent)") == ["batch 3: roll_back: lost", "batch 9: freeze: lost"]
+    assert browser.value(f"{rings}.map(r => r.matches('.alarm'))") == [False, True]
+    left, right = browser.value(f"{rings}.map(r => Number(r.getAttribute('cx')))")
+    assert left < right
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+def test_nothing_stands_beside_an_empty_half_with_many_classes(browser, tmp_path, width):
+    visit(browser, write_report(read_runs(write_many_classes(tmp_path)), tmp_path / "page.html"), width)
+    assert browser.complaints == []
+    assert fits(browser)
+    card = "document.querySelector('[data-part=confusion-method]').closest('.card').clientWidth"
+    assert browser.value("document.querySelector('.mistakes').getBoundingClientRect().width") > 0.8 * browser.value(
+        card
+    )
+    assert browser.value("document.querySelectorAll('.mistakes tbody tr').length") == 10
+    assert browser.value("document.querySelectorAll('[data-part=balance-key] span').length") == 11
+    by_class = "document.querySelector('[data-part=by-class]').getBoundingClientRect().width"
+    assert browser.value(by_class) > 0.8 * browser.value(card)

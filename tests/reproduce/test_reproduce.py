@@ -223,7 +223,14 @@ def test_quick_says_above_everything_that_its_figures_mean_nothing(what, place, 
     assert "Made with --quick" in capsys.readouterr().out.splitlines()[0]
     second = [line for line in (tmp_path / f"{what}.md").read_text().splitlines() if line][1]
     assert second.startswith("**Made with --quick")
-    assert "its figures mean nothing" in second
+    assert "its figures mean nothing. One batch shows nothing about the methods" in second
+
+
+def test_streams_of_one_batch_are_cautioned_without_quick_too(place, tmp_path, capsys):
+    assert call(place, "table1", tmp_path, "--limit", "16", "--seeds", "1") == 0
+    assert capsys.readouterr().out.startswith("One batch shows nothing about the methods, because each predicts")
+    assert call(place, "table1", tmp_path, "--limit", "17", "--seeds", "1") == 0
+    assert "One batch" not in capsys.readouterr().out
 
 
 def test_a_method_that_fails_is_named_and_the_others_are_shown(place, tmp_path, capsys):

@@ -10,7 +10,7 @@ from dpl.core.errors import DataError
 from dpl.core.files import write_file
 from dpl.data.images import EXTENSIONS
 from dpl.report.page import render
-from dpl.report.predictions import find_predictions, read_predictions
+from dpl.report.predictions import find_predictions, joined, read_predictions
 from dpl.report.runs import Run, is_store, read_store
 from dpl.report.tables import write_tables
 
@@ -48,10 +48,13 @@ def check_output(out: Path) -> Path:
 
 
 def _holds_images(folder: Path) -> bool:
-    return folder.is_dir() and any(path.suffix.lower() in EXTENSIONS for path in folder.iterdir())
+    """Say whether a folder holds images other than pictures of a report's tables, which stand beside its page."""
+    images = [path for path in folder.iterdir() if path.suffix.lower() in EXTENSIONS] if folder.is_dir() else []
+    return any(not path.with_suffix(".html").is_file() for path in images)
 
 
 def write_report(runs: Sequence[Run], out: Path) -> Path:
     """Write the page of some runs to a file; an older one is replaced once the new one is complete."""
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    return write_file(check_output(out), render(runs, title))
+    shown = joined(runs)
+    title = shown[0].name if len(shown) == 1 else f"{len(shown)} runs"
+    return write_file(check_output(out), render(shown, title))

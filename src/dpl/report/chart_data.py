@@ -16,6 +16,7 @@ __all__ = ["chart_data", "line_styles"]
 _CURVE_POINTS = 60_000  # of all curves of an experiment: keeps a page of thousands of curves at a few megabytes
 _FEW_CLASSES = 10  # so many have a colour in the class balance, and a confusion matrix instead of a list of mistakes
 _LISTED = 24  # classes or mistakes in a list
+_MARKED = 200  # actions of the guard on the curves; the table has them all
 
 Floats = NDArray[np.float64]
 
@@ -33,6 +34,15 @@ def chart_data(experiment: Experiment) -> dict[str, Any]:
         "confusion": [[_confusion(experiment, method, stream) for method in methods] for stream in streams],
         "by_class": [[_by_class(experiment, method, stream) for method in methods] for stream in streams],
         "by_domain": [_by_domain(experiment, method) for method in methods],
+        "events": [
+            {
+                "method": methods.index(event["method"]),
+                "seen": event["seen"],
+                "alarm": event["alarm"],
+                "text": f"batch {event['batch']}: {event['action']}: {event['reason']}",
+            }
+            for event in experiment.events[:_MARKED]
+        ],
     }
 
 
@@ -127,15 +137,13 @@ def _drawn(values: Floats) -> list[float]:
 
 
 def _balance(experiment: Experiment, stream: str) -> dict[str, Any]:
-    """Return the share of each class over the stream, true and as predicted; rare classes are put together."""
+    """Return the share of each class over the stream, true and as predicted; of many classes some have a colour."""
     traces = {m: experiment.traces[m, stream][0] for m in experiment.methods if (m, stream) in experiment.traces}
     length = min(map(len, traces.values()), default=0)
     if not length:
         return {"ends": [], "classes": [], "truth": None, "methods": []}
-    first, count = next(iter(traces.values())), len(experiment.classes)
-    predicted = sum(np.bincount(trace.prediction, minlength=count)[:count] for trace in traces.values())
-    weight = predicted / len(traces) + np.bincount(first.label[first.known], minlength=count)[:count]
-    coloured = np.sort(np.argsort(-weight, kind="stable")[:_FEW_CLASSES])
+    first = next(iter(traces.values()))
+    coloured = _coloured(experiment, first, list(traces.values()))
     ends = _window_ends(experiment, length)
     return {
         "ends": ends.tolist(),
@@ -143,6 +151,17 @@ def _balance(experiment: Experiment, stream: str) -> dict[str, Any]:
         "truth": _shares(first.label, coloured, ends) if first.known.all() else None,
         "methods": [_shares(traces[m].prediction, coloured, ends) if m in traces else None for m in experiment.methods],
     }
+
+
+def _coloured(experiment: Experiment, source: PredictionTrace, traces: Sequence[PredictionTrace]) -> Integers:
+    """Return the most frequent classes, and those whose number changed most from the first method to another."""
+    count = len(experiment.classes)
+    predicted = np.stack([np.bincount(trace.prediction, minlength=count)[:count] for trace in traces])
+    frequent = predicted.mean(axis=0) + np.bincount(source.label[source.known], minlength=count)[:count]
+    changed = np.abs(predicted - predicted[0]).max(axis=0)
+    by_number, by_change = np.argsort(-frequent, kind="stable"), np.lexsort((-frequent, -changed))
+    chosen = dict.fromkeys([*by_number[: _FEW_CLASSES // 2].tolist(), *by_change.tolist()])
+    return np.sort(list(chosen)[:_FEW_CLASSES])
 
 
 def _shares(numbers: Integers, coloured: Integers, ends: Integers) -> list[list[float]]:

@@ -48,7 +48,7 @@ function axes(box, xs, ys, x, y, xTitle) {
   box.svg.append(group);
 }
 
-// Lines over the images seen. series: [{name, colour, dash, chosen, band: {mean, low?, high?}}]
+// Lines over the images seen. series: [{name, colour, dash, chosen, band: {mean, low?, high?}, events: [{seen, text, alarm}]}]
 function lineChart(host, { seen, series, label, floor = -Infinity, ceiling = Infinity }) {
   host.replaceChildren();
   const drawn = series.filter((line) => line.band);
@@ -74,9 +74,20 @@ function lineChart(host, { seen, series, label, floor = -Infinity, ceiling = Inf
     box.svg.append(element("polyline", { class: line.chosen ? "line chosen" : "line", "--c": line.colour,
       "stroke-dasharray": line.dash || null, points: points(line.band.mean).join(" "), "data-method": line.name }));
   }
+  for (const line of drawn) markEvents(box, line, seen, x, y);
   if (named) nameEnds(box, drawn, y);
   host.append(box.svg);
   readValues(host, box, { seen, x, y, drawn });
+}
+
+// What the guard did, as rings on the line of its method; a title tells more.
+function markEvents(box, line, seen, x, y) {
+  for (const event of line.events || []) {
+    const next = seen.findIndex((images) => images >= event.seen);
+    const place = next < 0 ? seen.length - 1 : next;
+    box.svg.append(element("circle", { class: event.alarm ? "event alarm" : "event", "--c": line.colour, r: 4.5,
+      cx: x(seen[place]), cy: y(line.band.mean[place]) }, element("title", {}, event.text)));
+  }
 }
 
 // Each line's name and last value at its right end, moved apart where they would overlap.
@@ -239,5 +250,6 @@ function mistakeTable(host, { before, after, classes, names }) {
       element("td", {}, old === null ? "fewer" : String(old)), element("td", {}, now === null ? "fewer" : String(now))));
   }
   const head = element("tr", {}, ...["true class", "taken for", ...names].map((name) => element("th", { scope: "col" }, name)));
-  host.append(element("table", {}, element("thead", {}, head), body));
+  const caption = element("caption", {}, "The largest confusions, by number of images");
+  host.append(element("table", { class: "mistakes" }, caption, element("thead", {}, head), body));
 }

@@ -53,7 +53,8 @@ class Experiment {
     for (const [kind, label] of Object.entries(labels)) {
       const host = this.find(kind);
       if (!host || !lines) continue;
-      const series = this.data.methods.map((method, i) => ({ ...method, band: (lines[kind] || [])[i], chosen: i === this.method }))
+      const series = this.data.methods.map((method, i) => ({ ...method, band: (lines[kind] || [])[i], chosen: i === this.method,
+        events: this.data.events.filter((event) => event.method === i) }))
         .filter((_, i) => shown[i] && !(kind === "agreement" && i === this.data.reference));
       lineChart(host, { seen: kind === "accuracy" ? lines.seen : lines.ends, series, label, floor: 0, ceiling: 100 });
     }
@@ -77,13 +78,10 @@ class Experiment {
       host.replaceChildren();
       if (found?.counts) confusionTable(host, { counts: found.counts, classes, caption: `${name}: rows are true classes` });
     };
-    if (after?.mistakes) {
-      left.replaceChildren();
-      mistakeTable(right, { before: before?.mistakes, after: after.mistakes, classes, names: ["source", this.name(this.method)] });
-      return;
-    }
     table(left, before, "source");
     table(right, after, this.name(this.method));
+    left.hidden = !left.childElementCount;
+    if (after?.mistakes) mistakeTable(right, { before: before?.mistakes, after: after.mistakes, classes, names: ["source", this.name(this.method)] });
     if (!after) right.append(element("p", { class: "faint" }, "The predictions of this method are missing."));
   }
 

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from dpl.bench import Candidate, Cell, Store, Unit, cell_rows
+from dpl.bench import Candidate, Cell, Store, Unit, cell_rows, frame
 from dpl.bench.plans import StoredRequest, read_requests
 from dpl.bench.selection import chosen, complete
 from dpl.core.errors import DataError, DplError
 from dpl.data.folders import shorten
-from dpl.guard.events import GuardEvent
-from dpl.reproduce.document import Item, protocol_items, setting_items, version_lines
+from dpl.reproduce.document import Item, grouped, merged, protocol_items, setting_items, version_lines
 from dpl.reproduce.layouts import Row
 
 __all__ = [
-    "SOURCE", "UNKNOWN", "Experiment", "Facts", "Integers", "PredictionTrace", "Record", "Run", "is_store", "paired",
-    "read_json", "read_store",
+    "SOURCE", "UNKNOWN", "Experiment", "Facts", "Integers", "PredictionTrace", "Record", "Run", "is_store", "labels_of",
+    "paired", "read_json", "read_store",
 ]  # fmt: skip
 
 SOURCE = "source"
@@ -67,10 +67,9 @@ class PredictionTrace:
 
 def paired(first: PredictionTrace, second: PredictionTrace) -> tuple[PredictionTrace, PredictionTrace]:
     """Return both traces on the images that they share, in the order of the second."""
-    place = {image: row for row, image in enumerate(first.image.tolist())}
-    rows = [(place[image], row) for row, image in enumerate(second.image.tolist()) if image in place]
-    ours, theirs = np.asarray(rows, dtype=np.int64).reshape(-1, 2).T
-    return first.take(ours), second.take(theirs)
+    places = pd.Index(first.image).get_indexer(pd.Index(second.image))
+    shared = np.flatnonzero(places >= 0)
+    return first.take(places[shared]), second.take(shared)
 
 
 @dataclass
@@ -93,7 +92,8 @@ class Experiment:
     """Of a benchmark: the unit that streamed the images, by stream and seed."""
     images: Sequence[str] = ()
     """Of a folder of images: their paths below one of the `data` folders."""
-    events: tuple[GuardEvent, ...] = ()
+    events: Sequence[Record] = ()
+    """What the guard did: method, batch, action, reason, alarm, and how many images had been seen."""
     guarded: bool = False
     notes: tuple[str, ...] = ()
 
@@ -114,9 +114,9 @@ class Experiment:
         return [row for row in self.rows if row["label"] == method]
 
     def source_trace(self, stream: str, seed: int) -> PredictionTrace | None:
-        """Return the predictions of the source model on a stream with a seed."""
+        """Return the predictions of the source model on a stream with a seed; those for a folder hold for any seed."""
         traces = self.traces.get((self.reference or "", stream), ())
-        return next((trace for trace in traces if trace.seed == seed), None)
+        return next((trace for trace in traces if trace.seed == seed or self.images), None)
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,8 @@ class Run:
     """Whether nothing is missing or damaged."""
     experiments: tuple[Experiment, ...] = ()
     problems: tuple[Item, ...] = ()
+    files: tuple[Any, ...] = ()
+    """Of `dpl adapt`: the predictions files."""
 
 
 def is_store(path: Path) -> bool:
@@ -155,16 +157,6 @@ class _CheckedStore(Store):
     def units(self) -> Iterator[Unit]:
         """Yield every unit whose figures are those that were written."""
         yield from self.sound.values()
-
-    def unfinished(self) -> set[str]:
-        """Return the keys of units that a process has claimed and not finished."""
-        return {path.stem for path in (self.root / "claims").glob("*.lock")} - self.sound.keys()
-
-    def failures(self) -> dict[str, Record]:
-        """Return the notes on failed attempts by the unit's key."""
-        paths = sorted((self.root / "failures").glob("[!.]*.json"))
-        notes = {path.stem: read_json(path) for path in paths if path.stem not in self.sound}
-        return {key: note or {"reason": "the note cannot be read"} for key, note in notes.items()}
 
     def _check(self, folder: Path) -> None:
         if folder.name.startswith("."):
@@ -224,32 +216,25 @@ def read_store(root: Path, data: Path | None) -> Run:
     """Return the run in a results folder: whole, half-finished, damaged or empty."""
     store = _CheckedStore(root)
     problems = list(store.damage)
-    requests = _read_requests(root, problems)
+    try:
+        requests = read_requests(root)
+    except DataError as error:
+        problems.append(Item("plan", str(error).replace(str(root), root.name)))
+        requests = []
     cells = _cells(requests, store)
-    problems += _missing(cells, store, planned=bool(requests))
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        if complete(cell, store):
-            groups.setdefault(repr((cell.section, *_shared(cell.candidates[0].target))), []).append(cell)
+    problems += _missing(cells if requests else [], store)
+    groups = grouped((repr((c.section, *_shared(c.candidates[0].target))), c) for c in cells if complete(c, store))
     folder = data or next((Path(r.data) for r in reversed(requests) if Path(r.data).is_dir()), None)
     experiments = tuple(_store_experiment(members, store, folder, problems) for members in groups.values())
-    done = sum(map(len, groups.values()))
+    done, told = sum(map(len, groups.values())), merged(problems)
     return Run(
         name=requests[-1].title if requests else root.resolve().name,
         kind="benchmark",
-        status=_status(done, len(cells) if requests else None, len(problems)),
-        whole=done > 0 and not problems,
+        status=_status(done, len(cells) if requests else None, len(told)),
+        whole=done > 0 and not told,
         experiments=experiments,
-        problems=tuple(problems),
+        problems=told,
     )
-
-
-def _read_requests(root: Path, problems: list[Item]) -> list[StoredRequest]:
-    try:
-        return read_requests(root)
-    except DataError as error:
-        problems.append(Item("plan", str(error).replace(str(root), root.name)))
-        return []
 
 
 def _shared(unit: Unit) -> tuple[object, ...]:
@@ -266,40 +251,46 @@ def _cells(requests: Sequence[StoredRequest], store: _CheckedStore) -> list[Cell
 
 
 def _unplanned(units: Sequence[Unit]) -> list[Cell]:
-    """Return cells for units without a request, labelled by the method and the settings that its units differ in."""
-    by_method: dict[str, list[Unit]] = {}
-    for unit in units:
-        by_method.setdefault(repr((*_shared(unit), unit.method)), []).append(unit)
+    """Return cells for units without a request."""
     cells = []
-    for members in by_method.values():
-        settings = [{**unit.settings, "batch_size": unit.batch_size} for unit in members]
-        names = dict.fromkeys(name for values in settings for name in values if name != "seed")
-        varied = [name for name in names if len({repr(values.get(name)) for values in settings}) > 1]
-        for unit, values in zip(members, settings, strict=True):
-            words = ", ".join(f"{name}={values.get(name)}" for name in varied)
-            label = f"{unit.method} ({words})" if words else unit.method
+    for members in grouped((repr(_shared(unit)), unit) for unit in units).values():
+        labels = labels_of([(unit.method, {**unit.settings, "batch_size": unit.batch_size}) for unit in members])
+        for unit, label in zip(members, labels, strict=True):
             source = unit.trained_on[0] if len(unit.trained_on) == 1 else None
             cells.append(Cell(unit.dataset, label, unit.seed, (Candidate({}, unit),), source))
     return sorted(cells, key=lambda cell: (cell.candidates[0].target.method != SOURCE, cell.label))
 
 
-def _missing(cells: Sequence[Cell], store: _CheckedStore, *, planned: bool) -> list[Item]:
-    """Return which cells are not complete, and why as far as it is known."""
-    failures, unfinished = store.failures(), store.unfinished()
-    reasons: dict[str, list[str]] = {}
-    for key, note in failures.items():
-        reasons.setdefault(str(note.get("reason", "no reason was noted")), []).append(str(note.get("unit", key)))
-    items = [Item(shorten(units), f"failed: {reason}") for reason, units in reasons.items()]
+def labels_of(runs: Sequence[tuple[str, Record]]) -> list[str]:
+    """Return the method of each run, with the settings in which runs of the same method differ."""
+    methods, settings = [method for method, _ in runs], frame([values for _, values in runs]).map(repr)
+    differ = settings.groupby(methods).nunique() > 1
+    labels = []
+    for method, values in runs:
+        varied = [str(name) for name in differ if differ.at[method, name] and name != "seed"]
+        words = ", ".join(f"{name}={values.get(name)}" for name in varied)
+        labels.append(f"{method} ({words})" if words else method)
+    return labels
+
+
+def _missing(planned: Sequence[Cell], store: _CheckedStore) -> list[Item]:
+    """Return which units failed or were started, which cells are not complete, and why as far as it is known."""
+    paths = [path for path in (store.root / "failures").glob("[!.]*.json") if path.stem not in store.sound]
+    failed = {path.stem: read_json(path) or {"reason": "the note cannot be read"} for path in sorted(paths)}
+    started = {path.stem for path in (store.root / "claims").glob("*.lock")} - store.sound.keys()
+    items = [
+        Item(str(note.get("unit", key)), f"failed: {note.get('reason', 'no reason was noted')}")
+        for key, note in failed.items()
+    ]
     state = "started and not finished: running now, or ended early"
-    known = {unit.key for cell in cells for unit in cell.units()}
-    items += [Item(key, state) for key in sorted(unfinished - known)]
-    waiting: dict[tuple[str, str], list[str]] = {}
-    for cell in cells if planned else ():
-        keys = {unit.key for unit in cell.units()}
-        if not complete(cell, store) and not keys & failures.keys():
-            stream = cell.candidates[0].target.stream_title
-            waiting.setdefault((cell.label, state if keys & unfinished else "not run yet"), []).append(stream)
-    return items + [Item(label, f"{state}: {shorten(streams)}") for (label, state), streams in waiting.items()]
+    known = {unit.key for cell in planned for unit in cell.units()}
+    items += [Item(key, state) for key in sorted(started - known)]
+    waiting = grouped(
+        ((cell.label, state if keys & started else "not run yet"), cell.candidates[0].target.stream_title)
+        for cell in planned
+        if not complete(cell, store) and not (keys := {unit.key for unit in cell.units()}) & failed.keys()
+    )
+    return items + [Item(label, f"{text}: {shorten(streams)}") for (label, text), streams in waiting.items()]
 
 
 def _status(done: int, planned: int | None, problems: int) -> str:
@@ -313,10 +304,9 @@ def _store_experiment(
     cells: Sequence[Cell], store: _CheckedStore, data: Path | None, problems: list[Item]
 ) -> Experiment:
     rows = [dict(row) | {"stream": _stream(row)} for row in cell_rows(cells, store)]
-    traces: dict[tuple[str, str], list[PredictionTrace]] = {}
-    for cell in cells:
-        for stream, trace in _store_traces(cell, store, problems):
-            traces.setdefault((cell.label, stream), []).append(trace)
+    traces = grouped(
+        ((cell.label, stream), trace) for cell in cells for stream, trace in _store_traces(cell, store, problems)
+    )
     units = {unit.key: unit for unit in (chosen(cell, store).target for cell in cells)}
     first = cells[0].candidates[0].target
     return Experiment(

@@ -3,10 +3,9 @@
 import base64
 import io
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -17,47 +16,79 @@ from dpl.core.errors import DataError, DplError
 from dpl.data.images import decode
 from dpl.report.runs import UNKNOWN, Experiment, Integers, PredictionTrace, paired
 
-__all__ = ["MOST_PICTURES", "Samples", "choose_samples", "thumbnail"]
+__all__ = ["MOST_PICTURES", "Samples", "choose_samples"]
 
 MOST_PICTURES = 400  # in a page
 _EACH = 8  # pictures of a kind for a method on a stream
 
-Finder = Callable[[str, PredictionTrace, int], tuple[Image.Image, str]]
-"""Returns an image of a stream and its name, or raises DataError."""
+
+class _Group(NamedTuple):
+    """Images of one kind: the traces of the source model and of a method, and the rows of the images."""
+
+    source: PredictionTrace | None
+    trace: PredictionTrace
+    rows: Integers
 
 
-def _find_in_data_set(experiment: Experiment) -> Finder:
-    """Return a finder of images of benchmark data sets, as they were streamed (before they were resized)."""
-    context = BenchContext(experiment.data[0], {})
+@dataclass
+class Samples:
+    """Pictures by number, and which of them each method on each stream shows, by kind."""
 
-    def find(stream: str, trace: PredictionTrace, place: int) -> tuple[Image.Image, str]:
-        domain, sample = divmod(int(trace.image[place]), 1 << 32)
-        found = streamed_image(experiment.units[stream, trace.seed], context, domain, sample)
-        if found.label != trace.label[place]:
+    experiment: Experiment
+    room: int
+    """Most pictures that are made."""
+    reason: str = ""
+    """Why there are no pictures, or fewer than there could be."""
+    pictures: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    shown: list[list[dict[str, list[list[Any]]]]] = field(default_factory=list)
+    """By stream and method: kind -> [picture, true class or None, source's prediction, own prediction, confidence]."""
+    _numbers: dict[tuple[str, int], int | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._context = BenchContext(self.experiment.data[0], {}) if self.experiment.data else None
+
+    def number(self, stream: str, trace: PredictionTrace, row: int) -> int | None:
+        """Return the number of an image's picture, which is made once; None where it cannot be made."""
+        key = (stream, int(trace.image[row]))
+        if key not in self._numbers:
+            self._numbers[key] = self._make(stream, trace, row) if len(self.pictures) < self.room else None
+        return self._numbers[key]
+
+    def _make(self, stream: str, trace: PredictionTrace, row: int) -> int | None:
+        try:
+            image, name = self._find(stream, trace, row)
+        except (DplError, OSError, KeyError, IndexError) as error:
+            self.reason = f"some images could not be read ({str(error).splitlines()[0]})"
+            return None
+        self.pictures.append(_thumbnail(image))
+        self.names.append(name)
+        return len(self.pictures) - 1
+
+    def _find(self, stream: str, trace: PredictionTrace, row: int) -> tuple[Image.Image, str]:
+        """Return an image and its name: of a folder by its name, of a benchmark as it was streamed, not resized."""
+        number = int(trace.image[row])
+        if self._context is None or self.experiment.images:
+            path = _path(self.experiment, number)
+            if path is None:
+                raise DataError(f"{Path(self.experiment.images[number]).name} is not in the folder any more")
+            return decode(str(path)), path.name
+        unit = self.experiment.units[stream, trace.seed]
+        found = streamed_image(unit, self._context, *divmod(number, 1 << 32))
+        if found.label != trace.label[row]:
             raise DataError(f"{found.name} has another class here than in the run")
         return found.image, Path(found.name).name
 
-    return find
 
-
-def _find_in_folder(experiment: Experiment) -> Finder:
-    """Return a finder of images by their names in the predictions file."""
-
-    def find(stream: str, trace: PredictionTrace, place: int) -> tuple[Image.Image, str]:
-        name = experiment.images[int(trace.image[place])]
-        path = next((folder / name for folder in experiment.data if (folder / name).is_file()), None)
-        if path is None:
-            raise DataError(f"{Path(name).name} is not in the folder any more")
-        return decode(str(path)), path.name
-
-    return find
+def _path(experiment: Experiment, number: int) -> Path | None:
+    places = [folder / experiment.images[number] for folder in experiment.data]
+    return next((path for path in places if path.is_file()), None)
 
 
 def _absence(experiment: Experiment) -> str:
     """Say why the images of an experiment cannot be found again, empty if they can."""
     if experiment.images:
-        there = any((folder / experiment.images[0]).is_file() for folder in experiment.data)
-        return "" if there else "the folder of the images is not here; name it with --data DIR"
+        return "" if _path(experiment, 0) else "the folder of the images is not here; name it with --data DIR"
     if not experiment.data:
         return "the data folder is not here; name it with --data DIR"
     try:
@@ -67,55 +98,12 @@ def _absence(experiment: Experiment) -> str:
     return ""
 
 
-@dataclass
-class Samples:
-    """Pictures by number, and which of them each method on each stream shows, by kind."""
-
-    find: Finder
-    room: int
-    """Most pictures that are made."""
-    pictures: list[str] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    shown: list[list[dict[str, list[list[Any]]]]] = field(default_factory=list)
-    """By stream and method: kind -> [picture, true class or None, source's prediction, own prediction, confidence]."""
-    reason: str = ""
-    """Why there are no pictures, or fewer than there could be."""
-    _numbers: dict[tuple[str, int], int | None] = field(default_factory=dict)
-
-    def number(self, stream: str, trace: PredictionTrace, place: int) -> int | None:
-        """Return the number of an image's picture, which is made once; None where it cannot be made."""
-        key = (stream, int(trace.image[place]))
-        if key not in self._numbers:
-            self._numbers[key] = self._make(stream, trace, place) if len(self.pictures) < self.room else None
-        return self._numbers[key]
-
-    def _make(self, stream: str, trace: PredictionTrace, place: int) -> int | None:
-        try:
-            image, name = self.find(stream, trace, place)
-        except (DplError, OSError, KeyError, IndexError) as error:
-            self.reason = f"some images could not be read ({str(error).splitlines()[0]})"
-            return None
-        self.pictures.append(thumbnail(image))
-        self.names.append(name)
-        return len(self.pictures) - 1
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Images of one kind: the traces of the source model and of a method, and the rows of the images."""
-
-    source: PredictionTrace | None
-    trace: PredictionTrace
-    rows: Integers
-
-
 def choose_samples(experiment: Experiment, room: int = MOST_PICTURES) -> Samples:
     """Return pictures for every method on every stream; images that several methods can share come first."""
-    reason = _absence(experiment)
-    find = _find_in_folder(experiment) if experiment.images or reason else _find_in_data_set(experiment)
-    samples = Samples(find, 0 if reason else room, reason=reason)
+    samples = Samples(experiment, room, _absence(experiment))
+    missing = bool(samples.reason)
     for stream in experiment.streams:
-        groups = [{} if reason else _groups(experiment, method, stream) for method in experiment.methods]
+        groups = [{} if missing else _groups(experiment, method, stream) for method in experiment.methods]
         uses: Counter[int] = Counter()
         for group in (group for kinds in groups for group in kinds.values()):
             uses.update(group.trace.image[group.rows].tolist())
@@ -151,21 +139,18 @@ def _entries(samples: Samples, stream: str, uses: Counter[int], group: _Group) -
     for row in rows:
         number = samples.number(stream, trace, row) if len(entries) < most else None
         if number is not None:
-            label = int(trace.label[row])
+            label = None if trace.label[row] == UNKNOWN else int(trace.label[row])
             before = None if source is None else int(source.prediction[row])
-            confidence = round(100 * float(trace.confidence[row]))
-            entries.append(
-                [number, None if label == UNKNOWN else label, before, int(trace.prediction[row]), confidence]
-            )
+            share = round(100 * float(trace.confidence[row]))
+            entries.append([number, label, before, int(trace.prediction[row]), share])
     return entries
 
 
-def thumbnail(image: Image.Image, side: int = 80) -> str:
+def _thumbnail(image: Image.Image, side: int = 80) -> str:
     """Return a small picture as a data address; tiny images keep their pixels."""
     small = image.convert("RGB")
     small.thumbnail((side, side))
     buffer = io.BytesIO()
     kind = "png" if max(small.size) <= side // 2 else "jpeg"
-    options: dict[str, Any] = {"quality": 70} if kind == "jpeg" else {}
-    small.save(buffer, format=kind, optimize=True, **options)
+    small.save(buffer, format=kind, optimize=True, quality=70)  # PNG has no quality
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

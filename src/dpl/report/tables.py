@@ -8,6 +8,7 @@ import pandas as pd
 from dpl.bench.tables import frame
 from dpl.core.errors import DataError
 from dpl.core.files import replacing, write_file
+from dpl.report.predictions import joined
 from dpl.report.runs import Experiment, Run
 from dpl.report.summary import AccuracyTable, accuracy_table, shown
 from dpl.reproduce.plotting import axes
@@ -22,7 +23,7 @@ Tables = Sequence[tuple[Experiment, AccuracyTable]]
 
 def write_tables(runs: Sequence[Run], page: Path, formats: Collection[str]) -> list[Path]:
     """Write the accuracies of all experiments beside the page, one file for each format."""
-    experiments = [experiment for run in runs for experiment in run.experiments if experiment.labelled]
+    experiments = [experiment for run in joined(runs) for experiment in run.experiments if experiment.labelled]
     if formats and not experiments:
         raise DataError(f"--{' --'.join(formats)}: the run has no accuracy, because no label is known")
     tables = [(experiment, accuracy_table(experiment)) for experiment in experiments]

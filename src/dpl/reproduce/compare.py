@@ -8,17 +8,15 @@ from statistics import mode
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from dpl.bench.tables import frame
 from dpl.core.errors import SettingError
-from dpl.reproduce.layouts import LAYOUTS, Layout, Row
+from dpl.reproduce.layouts import Layout, Row
 from dpl.reproduce.paper import Improvement, PrintedCell, Table
 
-__all__ = [
-    "CellText", "Column", "ComparisonRow", "ComparisonTable", "Entry", "Footnote", "Measured", "SeedMeans",
-    "average", "column_group", "compare", "oracle", "seed_means",
-]  # fmt: skip
+__all__ = ["CellText", "ComparisonTable", "column_group", "compare", "oracle", "seed_means"]
 
 _MARKS = [*ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))]  # a, b ... z, aa, ab ...
 _WIDE = 8  # a table with more columns leaves out groups in which nothing was measured
@@ -40,25 +38,19 @@ class Measured:
     expected: int
     """Streams that the paper's figure stands for."""
 
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is missing that the paper's figure has."""
-        return self.parts == self.expected
-
 
 class SeedMeans(NamedTuple):
-    """One value per seed, the mean over `parts` of `expected` streams."""
+    """One value per seed, the mean over `parts` streams of so many images."""
 
     values: "pd.Series[float]"
     images: int
     parts: int
-    expected: int
 
-    def summary(self) -> Measured:
-        """Return mean and deviation over the seeds."""
+    def summary(self, expected: int) -> Measured:
+        """Return mean and deviation over the seeds; `expected` streams are behind the paper's figure."""
         deviation = float(self.values.std()) if len(self.values) > 1 else None
         seeds = tuple(int(seed) for seed in self.values.index)
-        return Measured(float(self.values.mean()), deviation, seeds, self.images, self.parts, self.expected)
+        return Measured(float(self.values.mean()), deviation, seeds, self.images, self.parts, expected)
 
 
 @dataclass(frozen=True)
@@ -78,9 +70,10 @@ class Column:
     signed: bool = False
     images: int | None = None
 
-    def format(self, value: float) -> str:
-        """Return a figure with the decimals of the column."""
-        return f"{value:{'+' if self.signed else ''}.{self.digits}f}"
+    def format(self, figure: Measured | PrintedCell) -> tuple[str, str]:
+        """Return a figure with the decimals of the column, and its deviation."""
+        value = f"{figure.value:{'+' if self.signed else ''}.{self.digits}f}"
+        return value, "" if figure.deviation is None else f"{figure.deviation:.2f}"
 
 
 class CellText(NamedTuple):
@@ -88,10 +81,10 @@ class CellText(NamedTuple):
 
     figure: str
     deviation: str
+    rank: int | None
     coverage: str = ""
     scope: str = ""
     """What went into the figure, where it is less or other than the column's."""
-    rank: int | None = None
     marks: tuple[str, ...] = ()
 
 
@@ -106,28 +99,16 @@ class Entry:
     marks: tuple[str, ...] = ()
     """Footnotes on the printed figure."""
 
-    def measured_text(self, column: Column) -> CellText | None:
-        """Return the text of the measured figure, None where there is none."""
-        found = self.measured
-        if found is None:
-            return None
-        coverage = "" if found.complete else f"{found.parts}/{found.expected}"
-        images = "" if found.images == column.images else f"{found.images:,} images"
+    def texts(self, column: Column) -> tuple[CellText | None, CellText | None]:
+        """Return the texts of the measured and of the printed figure, None where there is none."""
+        ours, theirs = self.measured, self.reported
+        coverage = "" if ours is None or ours.parts == ours.expected else f"{ours.parts}/{ours.expected}"
+        images = "" if ours is None or ours.images == column.images else f"{ours.images:,} images"
         scope = ", ".join(filter(None, (coverage, images)))
-        return CellText(column.format(found.value), _two_digits(found.deviation), coverage, scope, self.measured_rank)
-
-    def reported_text(self, column: Column) -> CellText | None:
-        """Return the text of the printed figure, None where the paper prints none."""
-        cell = self.reported
-        if cell is None:
-            return None
-        return CellText(
-            column.format(cell.value), _two_digits(cell.deviation), rank=self.reported_rank, marks=self.marks
+        return (
+            CellText(*column.format(ours), self.measured_rank, coverage, scope) if ours else None,
+            CellText(*column.format(theirs), self.reported_rank, marks=self.marks) if theirs else None,
         )
-
-
-def _two_digits(deviation: float | None) -> str:
-    return "" if deviation is None else f"{deviation:.2f}"
 
 
 @dataclass(frozen=True)
@@ -163,30 +144,15 @@ class ComparisonTable:
     """Groups of columns that are not shown because nothing of them was measured."""
 
     @property
-    def measured(self) -> bool:
-        """Whether there is any measured figure."""
-        return any(entry.measured for row in self.rows for entry in row.entries)
-
-    @property
     def shown_footnotes(self) -> list[Footnote]:
         """The footnotes whose mark stands in a column that is shown."""
         marks = {mark for row in self.rows for entry in row.entries for mark in entry.marks}
         return [note for note in self.footnotes if note.mark in marks]
 
-    @property
-    def remarks(self) -> list[str]:
-        """Remarks on the table as a whole, shown below it."""
-        left_out = ", ".join(self.left_out)
-        return [f"Columns left out, since nothing was measured for them: {left_out}."] if left_out else []
-
-    def counts(self) -> list[str]:
-        """Return the number of images behind each column."""
-        return ["–" if column.images is None else f"{column.images:,}" for column in self.columns]
-
     def texts(self, row: ComparisonRow) -> tuple[list[CellText | None], list[CellText | None]]:
         """Return the two lines of a method: measured and printed figures."""
-        pairs = list(zip(row.entries, self.columns, strict=True))
-        return [entry.measured_text(column) for entry, column in pairs], [e.reported_text(c) for e, c in pairs]
+        pairs = [entry.texts(column) for entry, column in zip(row.entries, self.columns, strict=True)]
+        return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
 
 
 Place = tuple[str, str]
@@ -211,27 +177,18 @@ def oracle(table: Table, rows: Sequence[Row]) -> ComparisonTable | None:
 
 
 def _compare(table: Table, rows: Sequence[Row], title: str, figure: str) -> ComparisonTable:
-    layout = LAYOUTS[table.name]
-    cells = seed_means(rows, layout, figure, as_error=table.metric == "error")
-    extra = [name for name in dict.fromkeys(name for name, _ in cells) if name not in table.rows]
-    names = (*table.rows, *(extra if layout.open_rows else ()))
-    values = _values(table, names, cells, layout.streams)
+    cells = seed_means(rows, table.layout, figure, as_error=table.metric == "error")
+    extra = [name for name, _ in cells if name not in table.rows] if table.layout.open_rows else []
+    names = tuple(dict.fromkeys((*table.rows, *extra)))
+    values = _values(table, names, cells)
     columns = [_column(table, column, names, values) for column in table.columns]
     shown = _shown(columns)
-    ranks = {column.name: _ranks(table, column, names, values) for column in shown}
     marks, footnotes = _footnotes(table)
-
-    def entry(name: str, column: str) -> Entry:
-        ours, theirs = ranks[column]
-        place = name, column
-        return Entry(values.get(place), table.value(*place), ours.get(name), theirs.get(name), marks.get(place, ()))
-
-    body = [
-        ComparisonRow(name, table.printed_as.get(name, ""), tuple(entry(name, column.name) for column in shown))
-        for name in names
-    ]
+    entries = [_entries(table, column, names, values, marks) for column in shown]
+    lines = zip(names, zip(*entries, strict=True), strict=True)
+    body = tuple(ComparisonRow(name, table.printed_as.get(name, ""), line) for name, line in lines)
     left_out = tuple(dict.fromkeys(column_group(column.name) for column in columns if column not in shown))
-    return ComparisonTable(table.name, title, table.metric, tuple(shown), tuple(body), footnotes, left_out)
+    return ComparisonTable(table.name, title, table.metric, tuple(shown), body, footnotes, left_out)
 
 
 def seed_means(
@@ -241,17 +198,16 @@ def seed_means(
 
     Only seeds that ran on the same streams are averaged: those with most of them, of equals those of the earliest.
     """
-    placed = [(row, place) for row in rows if (place := layout.place(row)) is not None]
-    if not placed:
-        return {}
-    streams = frame([dict(row) for row, _ in placed])
-    streams["value"] = 100 - streams[figure] if as_error else streams[figure]
-    streams["cell"], streams["stream"] = zip(*(place for _, place in placed), strict=True)
-    grouped = streams.groupby(["label", "cell"], sort=False)
-    return {(str(label), str(cell)): _cell(members, layout.streams) for (label, cell), members in grouped}
+    placed = [
+        {**row, "cell": place[0], "stream": place[1], "value": 100 - row[figure] if as_error else row[figure]}
+        for row in rows
+        if (place := layout.place(row)) is not None
+    ]
+    grouped = frame(placed).groupby(["label", "cell"], sort=False) if placed else ()
+    return {(str(label), str(cell)): _cell(members) for (label, cell), members in grouped}
 
 
-def _cell(streams: pd.DataFrame, expected: int) -> SeedMeans:
+def _cell(streams: pd.DataFrame) -> SeedMeans:
     """Return the mean over the streams of a cell, for each seed that has all of them."""
     _refuse_two(streams)
     once = streams.drop_duplicates(["seed", "stream"])
@@ -260,46 +216,43 @@ def _cell(streams: pd.DataFrame, expected: int) -> SeedMeans:
     fullest: Any = there.sum(axis=1).idxmax()
     values = table[there.eq(there.loc[fullest]).all(axis=1)].mean(axis=1)
     images = int(once.loc[once["seed"] == fullest, "n"].sum())
-    return SeedMeans(values, images, int(there.loc[fullest].sum()), expected)
+    return SeedMeans(values, images, int(there.loc[fullest].sum()))
 
 
 def _refuse_two(streams: pd.DataFrame) -> None:
     """Raise where two experiments would fill the same cell: their mean would be neither's."""
-    for (seed, _), same in streams.groupby(["seed", "stream"], sort=False):
-        if same["unit"].nunique() > 1:
-            first, other = same.drop_duplicates("unit").iloc[0], same.drop_duplicates("unit").iloc[1]
-            raise SettingError(
-                f"{first['label']}: the sections {first['section']!r} and {other['section']!r} both measured "
-                f"{other['dataset']}/{other['domains'][0]} with seed {seed}; keep one of them in the experiment file"
-            )
+    units = streams.drop_duplicates(["seed", "stream", "unit"])
+    for (seed, _), same in units[units.duplicated(["seed", "stream"], keep=False)].groupby(["seed", "stream"]):
+        first, other = same.iloc[0], same.iloc[1]
+        raise SettingError(
+            f"{first['label']}: the sections {first['section']!r} and {other['section']!r} both measured "
+            f"{other['dataset']}/{other['domains'][0]} with seed {seed}; keep one of them in the experiment file"
+        )
 
 
-def _values(table: Table, names: Sequence[str], cells: Mapping[Place, SeedMeans], streams: int) -> Values:
+def _values(table: Table, names: Sequence[str], cells: Mapping[Place, SeedMeans]) -> Values:
     """Return every measured figure: cells, averages, gains."""
-
-    def size(column: str) -> int:
-        return sum(map(size, table.averages[column])) if column in table.averages else streams
-
-    def means(name: str, column: str) -> SeedMeans | None:
-        if column not in table.averages:
-            return cells.get((name, column))
-        return average([means(name, member) for member in table.averages[column]], size(column))
-
-    plain = [column for column in table.columns if column not in table.improvements]
-    values = {(n, c): found.summary() for n in names for c in plain if (found := means(n, c)) is not None}
+    found = dict(cells)
+    expected = dict.fromkeys(table.columns, table.layout.streams)
+    for column, members in table.averages.items():
+        expected[column] = sum(expected[member] for member in members)
+        for name in names:
+            present = [found[name, member] for member in members if (name, member) in found]
+            if (average := _average(present)) is not None:
+                found[name, column] = average
+    values = {place: means.summary(expected[place[1]]) for place, means in found.items() if place[1] in expected}
     for column, gain in table.improvements.items():
         values |= _gains(table.metric, names, column, gain, values)
     return values
 
 
-def average(members: Sequence[SeedMeans | None], expected: int) -> SeedMeans | None:
-    """Return the average over columns, of those that are there and for the seeds that all of them share."""
-    present = [member for member in members if member is not None]
-    if not present:
+def _average(members: Sequence[SeedMeans]) -> SeedMeans | None:
+    """Return the average over columns for the seeds that all of them share."""
+    if not members:
         return None
-    shared = pd.concat([member.values for member in present], axis=1, join="inner").sort_index()
-    images, parts = sum(member.images for member in present), sum(member.parts for member in present)
-    return None if shared.empty else SeedMeans(shared.mean(axis=1), images, parts, expected)
+    shared = pd.concat([member.values for member in members], axis=1, join="inner").sort_index()
+    images, parts = sum(member.images for member in members), sum(member.parts for member in members)
+    return None if shared.empty else SeedMeans(shared.mean(axis=1), images, parts)
 
 
 def _gains(metric: str, names: Sequence[str], column: str, gain: Improvement, values: Values) -> Values:
@@ -333,26 +286,30 @@ def column_group(column: str) -> str:
     return re.split("/|->", column)[0] if re.search("/|->", column) else ""
 
 
-def _ranks(table: Table, column: Column, names: Sequence[str], values: Values) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the best two of a column among the measured and among the printed figures; a gain is not ranked."""
-    if column.signed:
-        return {}, {}
-    found = {name: values[name, column.name] for name in names if (name, column.name) in values}
-    widest = max((measured.parts for measured in found.values()), default=0)
+def _entries(
+    table: Table, column: Column, names: Sequence[str], values: Values, marks: Mapping[Place, tuple[str, ...]]
+) -> list[Entry]:
+    """Return a column with its best two among the measured and among the printed figures; a gain is not ranked."""
+    places = [(name, column.name) for name in names]
+    measured, printed = [values.get(place) for place in places], [table.cells.get(place) for place in places]
+    widest = max((own.parts for own in measured if own), default=0)
     # A mean over fewer streams competes with nobody, nor does a figure that cannot be right.
-    ours = {name: measured.value for name, measured in found.items() if measured.parts == widest}
-    printed = {name: table.value(name, column.name) for name in names}
-    theirs = {name: cell.value for name, cell in printed.items() if cell and not cell.misprint}
-    return _best_two(ours, table.metric, column.digits), _best_two(theirs, table.metric, column.digits)
+    ours = [own.value if own and own.parts == widest else None for own in measured]
+    theirs = [cell.value if cell and not cell.misprint else None for cell in printed]
+    ranks = [_best_two(figures, table.metric, column) for figures in (ours, theirs)]
+    return [
+        Entry(own, cell, first, second, marks.get(place, ()))
+        for place, own, cell, first, second in zip(places, measured, printed, *ranks, strict=True)
+    ]
 
 
-def _best_two(figures: Mapping[str, float], metric: str, digits: int) -> dict[str, int]:
+def _best_two(figures: Sequence[float | None], metric: str, column: Column) -> list[int | None]:
     """Return the first and the second by the figures as shown; equals share a rank, and all equal have none."""
-    shown = pd.Series({name: round(value, digits) for name, value in figures.items()}, dtype=float)
-    if shown.nunique() < 2:
-        return {}
+    shown = pd.Series(np.array(figures, dtype=float)).map(lambda value: round(value, column.digits))
+    if column.signed or shown.nunique() < 2:
+        return [None] * len(figures)
     ranks = shown.rank(method="dense", ascending=metric == "error")
-    return {str(name): int(rank) for name, rank in ranks.items() if rank <= 2}
+    return [int(rank) if rank <= 2 else None for rank in ranks]
 
 
 def _footnotes(table: Table) -> tuple[dict[Place, tuple[str, ...]], tuple[Footnote, ...]]:

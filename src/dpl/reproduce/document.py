@@ -3,16 +3,17 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dpl.core.errors import DataError
-from dpl.data.folders import LayoutError
+from dpl.data.folders import LayoutError, shorten
 from dpl.reproduce.compare import ComparisonTable
 from dpl.reproduce.layouts import Layout, Row, network_name
-from dpl.reproduce.paper import Table
 
-__all__ = ["Document", "Item", "differences", "paper_notes", "protocol_items", "setting_items", "version_lines"]
+__all__ = ["Document", "Item", "differences", "grouped", "merged", "protocol_items", "setting_items", "version_lines"]
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 _HIDDEN_SETTINGS = ("seed",)  # it differs from run to run by design, and stands in the protocol
 
 
@@ -100,7 +101,9 @@ def _plain(texts: Iterable[str]) -> tuple[Item, ...]:
 
 def protocol_items(rows: Sequence[Row]) -> tuple[Item, ...]:
     """Return an entry for each section: what was streamed, how, to which network."""
-    return tuple(Item(name, _protocol(members)) for name, members in _grouped(rows, "section").items())
+    return tuple(
+        Item(name, _protocol(members)) for name, members in grouped((row["section"], row) for row in rows).items()
+    )
 
 
 def _protocol(rows: Sequence[Row]) -> str:
@@ -124,7 +127,9 @@ def _protocol(rows: Sequence[Row]) -> str:
 
 def setting_items(rows: Sequence[Row]) -> tuple[Item, ...]:
     """Return every setting of every method; `a or b` where it was chosen, or differs between sections."""
-    return tuple(Item(label, _settings(members)) for label, members in _grouped(rows, "label").items())
+    return tuple(
+        Item(label, _settings(members)) for label, members in grouped((row["label"], row) for row in rows).items()
+    )
 
 
 def _settings(rows: Sequence[Row]) -> str:
@@ -170,7 +175,7 @@ def _other_networks(rows: Sequence[Row], layout: Layout) -> list[str]:
     found = {}
     for row in rows:
         place = layout.place(row)
-        for beginning, network in (layout.networks or {}).items():
+        for beginning, network in layout.networks.items():
             if place is not None and place[0].startswith(beginning) and network_name(row["network"]) != network:
                 found[row["network"], network] = row["dataset"]
     return [
@@ -180,16 +185,25 @@ def _other_networks(rows: Sequence[Row], layout: Layout) -> list[str]:
     ]
 
 
-def paper_notes(table: Table) -> tuple[Item, ...]:
-    """Return the remarks on rows and on the whole table; those on single cells are footnotes."""
-    return tuple(Item(note.row or "", note.text) for note in table.notes if note.column is None)
-
-
-def _grouped(rows: Sequence[Row], key: str) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row[key], []).append(row)
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the values by their key, both in the order in which they come."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
     return found
+
+
+def merged(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Return entries of the same text as one, with their number."""
+    found = grouped(((item.text, item.drawing), item.subject) for item in items)
+    return tuple(
+        Item(shorten(subjects), f"{text} ({len(subjects)} times)" if len(subjects) > 1 else text, drawing)
+        for (text, drawing), subjects in found.items()
+    )
+
+
+def _by(rows: Sequence[Row], key: str) -> dict[str, list[Row]]:
+    return grouped((row[key], row) for row in rows)
 
 
 def _listed(values: Iterable[Any], separator: str = ", ") -> str:

@@ -1,8 +1,7 @@
 """Figures 2 and 3 of the paper: features and styles inside the networks, placed on paper by t-SNE."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from dpl.core.files import replacing
 from dpl.network.style_layer import at_layer, find_style_layer, prefix_tokens
 from dpl.objectives import style_statistics
 from dpl.reproduce.document import Item
-from dpl.reproduce.figures import NAMES, NOTE, footer, measured_on, not_run, run_figure, write_figure
-from dpl.reproduce.plan import Experiment, image_context
-from dpl.reproduce.plotting import axes, colour
+from dpl.reproduce.figures import LOSS_NAMES, NAMES, NOTE, footer, measured_on, not_run, run_figure, write_figure
+from dpl.reproduce.plan import Experiment
+from dpl.reproduce.plotting import LOOK, axes, colour
 from dpl.reproduce.render import Picture
-from dpl.reproduce.targets import Request, Result, register
+from dpl.reproduce.targets import Request, Result
 
 __all__ = [
     "Features", "Styles", "Target", "draw_features", "draw_styles", "farther", "make_figure2", "make_figure3",
@@ -40,18 +39,18 @@ _NEIGHBOURS = 5
 # ---- What a network computes inside, kept beside the results ----
 
 
-def _cached(request: Request, unit: Unit, kind: str, make: Callable[[], Arrays] | None) -> Arrays | None:
-    """Return the arrays stored for a unit; absent ones are made and stored, or None where nothing may be run."""
-    path: Path = request.store / "figures" / f"{unit.key}.{kind}.npz"
+def _inside(unit: Unit, kind: str, experiment: Experiment) -> Arrays | None:
+    """Return the features or styles stored for a unit; absent ones are made, or None where nothing may be run."""
+    path: Path = experiment.store.root / "figures" / f"{unit.key}.{kind}.npz"
     if path.is_file():
         try:
             with np.load(path, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: cannot be read ({error}); remove it to have it made again") from error
-    if make is None:
+    if not experiment.request.run:
         return None
-    arrays = make()
+    arrays = {"features": _collect_features, "styles": _collect_styles}[kind](unit, experiment.context)
     with replacing(path) as draft, draft.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return arrays
@@ -117,11 +116,15 @@ def tsne(points: Points, seed: int = 0) -> NDArray[np.float64]:
     return np.asarray(placed, dtype=np.float64)
 
 
+def _nearest(points: Points, metric: str, most: int) -> Any:
+    """Return sklearn's index of the nearest few of some points."""
+    neighbours: Any = optional("sklearn.neighbors", "bench")
+    return neighbours.NearestNeighbors(n_neighbors=min(_NEIGHBOURS, most), metric=metric).fit(points)
+
+
 def neighbour_accuracy(points: Points, labels: NDArray[np.int64]) -> float:
     """Return in percent how often a point's nearest others, by cosine, vote for its true class."""
-    neighbours: Any = optional("sklearn.neighbors", "bench")
-    count = min(_NEIGHBOURS, len(labels) - 1)
-    index = neighbours.NearestNeighbors(n_neighbors=count, metric="cosine").fit(points)
+    index = _nearest(points, "cosine", len(labels) - 1)
     nearest = labels[index.kneighbors(return_distance=False)]  # without the point itself
     votes = (nearest[:, :, None] == np.arange(labels.max() + 1)).sum(1)
     return float(100.0 * (votes.argmax(1) == labels).mean())
@@ -129,9 +132,8 @@ def neighbour_accuracy(points: Points, labels: NDArray[np.int64]) -> float:
 
 def nearest_distance(points: Points, others: Points) -> NDArray[np.float64]:
     """Return for each point the mean distance to its nearest few of the others."""
-    neighbours: Any = optional("sklearn.neighbors", "bench")
-    index = neighbours.NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(others))).fit(others)
-    return np.asarray(index.kneighbors(points)[0].mean(axis=1), dtype=np.float64)
+    distances, _ = _nearest(others, "minkowski", len(others)).kneighbors(points)
+    return np.asarray(distances.mean(axis=1), dtype=np.float64)
 
 
 def _hide_scale(axis: Any) -> None:
@@ -144,17 +146,9 @@ def _hide_scale(axis: Any) -> None:
 
 # ---- Figure 2: features and predicted classes ----
 
-_FIGURE2 = "Figure 2: features and predicted classes of the source model, cross-entropy and DPL"
-_FIGURE2_CLAIM = (
-    "(a) features of the seven classes stay entangled under cross-entropy, as in the source model, and come apart "
-    "under DPL; (b) the classes that DPL predicts follow the true counts more closely than those of cross-entropy."
-)
 _METHODS = ("source", "pl", "dpl")
-_FIGURE2_NAMES = NAMES | {"pl": "CE (PL)", "truth": "GT"}
-_CLASS_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#222222")
 _CLASS_MARKERS = "os^Dv<P"
 _MOST_POINTS = 1000
-_TRUTH = "#444444"
 
 
 @dataclass(frozen=True)
@@ -183,44 +177,32 @@ class Target:
 def make_figure2(request: Request) -> Result:
     """Run or resume the experiment, collect features of the adapted networks, and draw."""
     experiment = run_figure("fig2", request, "fig1", _METHODS)
-    context = image_context(experiment.plan, request) if request.run else None
     names = dict.fromkeys(unit.domains[0] for _, unit in experiment.finished())
-    targets = [Target(name, _features(experiment, name, context, request), _counts(experiment, name)) for name in names]
+    targets = [_target(name, experiment) for name in names]
     lacking = [f"{t.name} ({method})" for t in targets for method in t.methods() if method not in t.features]
     if lacking:
         item = Item("features", f"not collected: {', '.join(lacking)}; run again without --no-run")
         experiment = replace(experiment, missing=(*experiment.missing, item))
     note = footer(experiment, "(a) the first, (b) their mean and, as whiskers, their range")
-    picture = _features_picture(targets, tuple(experiment.rows[0]["classes"]), note)
-    return write_figure("fig2", _FIGURE2, picture, experiment, request)
+    figure = draw_features(targets, experiment.rows[0]["classes"], note)
+    return write_figure("fig2", _features_picture(figure, targets), experiment)
 
 
-def _features(
-    experiment: Experiment, target: str, context: BenchContext | None, request: Request
-) -> dict[str, Features]:
-    """Return the features of each method with its first seed."""
-    found: dict[str, Features] = {}
+def _target(name: str, experiment: Experiment) -> Target:
+    """Return the features of each method with its first seed, and how many images each class has with every seed."""
+    features: dict[str, Features] = {}
+    counts: dict[tuple[str, int], NDArray[np.int64]] = {}
     for cell, unit in experiment.finished():
-        if unit.domains[0] != target or cell.label in found:
+        if unit.domains[0] != name:
             continue
-        make = None if context is None else partial(_collect_features, unit, context)
-        arrays = _cached(request, unit, "features", make)
-        if arrays is not None:
+        predictions, classes = experiment.store.predictions(unit), len(experiment.rows[0]["classes"])
+        for line, column in (("truth", "label"), (cell.label, "prediction")):
+            counts[line, cell.seed] = np.bincount(predictions[column].astype(np.int64), minlength=classes)
+        if cell.label not in features and (arrays := _inside(unit, "features", experiment)) is not None:
             chosen = subset(len(arrays["label"]), _MOST_POINTS)
             points, labels = arrays["features"][chosen].astype(np.float32), arrays["label"][chosen].astype(np.int64)
-            found[cell.label] = Features(tsne(points), labels, neighbour_accuracy(points, labels))
-    return found
-
-
-def _counts(experiment: Experiment, target: str) -> pd.DataFrame:
-    """Return how many images each class has, by the labels and by the predictions of each method."""
-    found: dict[tuple[str, int], NDArray[np.int64]] = {}
-    for cell, unit in experiment.finished():
-        if unit.domains[0] == target:
-            arrays, classes = experiment.store.predictions(unit), len(experiment.rows[0]["classes"])
-            for name, column in (("truth", "label"), (cell.label, "prediction")):
-                found[name, cell.seed] = np.bincount(arrays[column].astype(np.int64), minlength=classes)
-    return pd.DataFrame(found).T
+            features[cell.label] = Features(tsne(points), labels, neighbour_accuracy(points, labels))
+    return Target(name, features, pd.DataFrame(counts).T)
 
 
 def misplaced(counts: pd.DataFrame, method: str) -> float:
@@ -231,13 +213,13 @@ def misplaced(counts: pd.DataFrame, method: str) -> float:
     return float(100.0 * shares.mean())
 
 
-def draw_features(targets: list[Target], classes: tuple[str, ...], note: str = "") -> Any:
+def draw_features(targets: Sequence[Target], classes: Sequence[str], note: str = "") -> Any:
     """Draw one row for each target: the features of three methods, then a histogram of classes."""
     figure, grid = axes(len(targets), 4, width=12.6, height=0.9 + 2.9 * len(targets))
     for row, target in zip(grid, targets, strict=True):
         for axis, method in zip(row, _METHODS, strict=False):
             _scatter_classes(axis, target.features.get(method), classes)
-            axis.set_title(_FIGURE2_NAMES[method])
+            axis.set_title(LOSS_NAMES[method])
         row[0].set_ylabel(NAMES.get(target.name, target.name), fontsize=12)
         _histogram(row[3], target.counts, classes)
     grid[0][0].annotate("(a)", (0, 1.1), xycoords="axes fraction", fontweight="bold")
@@ -250,77 +232,54 @@ def draw_features(targets: list[Target], classes: tuple[str, ...], note: str = "
     return figure
 
 
-def _scatter_classes(axis: Any, features: Features | None, classes: tuple[str, ...]) -> None:
+def _scatter_classes(axis: Any, features: Features | None, classes: Sequence[str]) -> None:
     _hide_scale(axis)
     if features is None:
         not_run(axis)
         return
     for number, name in enumerate(classes):
-        chosen = features.labels == number
         axis.scatter(
-            *features.places[chosen].T, s=9, alpha=0.75, linewidths=0, label=name, rasterized=True,
-            color=_CLASS_COLOURS[number % 7], marker=_CLASS_MARKERS[number % 7],
+            *features.places[features.labels == number].T, s=9, alpha=0.75, linewidths=0, label=name, rasterized=True,
+            color=LOOK["classes"][number % 7], marker=_CLASS_MARKERS[number % 7],
         )  # fmt: skip
     axis.set_xlabel(f"true class among neighbours: {features.neighbours:.0f} %", fontsize=8.5)
 
 
-def _histogram(axis: Any, counts: pd.DataFrame, classes: tuple[str, ...]) -> None:
+def _histogram(axis: Any, counts: pd.DataFrame, classes: Sequence[str]) -> None:
     """Draw the bars of each method beside the true ones; the range of several seeds as a whisker."""
     members = [name for name in ("truth", *_METHODS[1:]) if name in counts.index]
-    width = 0.8 / max(len(members), 1)
-    for place, name in enumerate(members):
-        seeds = counts.xs(name)
-        mean = seeds.mean()
-        whiskers = {"yerr": [mean - seeds.min(), seeds.max() - mean]} if len(seeds) > 1 else {}
-        axis.bar(
-            np.arange(len(classes)) + (place - (len(members) - 1) / 2) * width, mean, width,
-            color=_TRUTH if name == "truth" else colour(name), label=_FIGURE2_NAMES[name],
-            error_kw={"elinewidth": 0.8, "ecolor": "#000000"}, **whiskers,
-        )  # fmt: skip
+    seeds = [counts.xs(name) for name in members]
+    means = pd.DataFrame({LOSS_NAMES[name]: own.mean() for name, own in zip(members, seeds, strict=True)})
+    whiskers = [[own.mean() - own.min(), own.max() - own.mean()] for own in seeds]
+    means.set_axis(list(classes)).plot.bar(
+        ax=axis, width=0.8, yerr=np.array(whiskers), legend=False, color=["#444444", *map(colour, members[1:])],
+        error_kw={"elinewidth": 0.8, "ecolor": "#000000"},
+    )  # fmt: skip
     axis.set_xticks(range(len(classes)), classes, rotation=40, ha="right", fontsize=9)
     axis.set_ylabel("number of samples")
-    axis.legend(
-        frameon=False, fontsize=9, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1.2,
-        columnspacing=1.0,
-    )  # fmt: skip
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
+    axis.legend(**place, ncols=3, frameon=False, fontsize=9, handlelength=1.2, columnspacing=1.0)
 
 
-def _features_picture(targets: list[Target], classes: tuple[str, ...], note: str) -> Picture:
-    rows = []
+def _features_picture(figure: Any, targets: Sequence[Target]) -> Picture:
+    rows, counts = [], {}
     for target in targets:
         for method in target.methods():
             features = target.features.get(method)
             near = "–" if features is None else f"{features.neighbours:.1f}"
             rows.append((f"{target.name}, {method}", near, f"{misplaced(target.counts, method):.1f}"))
+        lines = {method: target.counts.xs(method).T for method in target.counts.index.unique(0)}
+        counts[target.name] = {method: {seed: n.to_list() for seed, n in own.items()} for method, own in lines.items()}
     summary = "; ".join(f"{name}: neighbours {near} %, excess {excess} %" for name, near, excess in rows)
-    counts: dict[str, Any] = {
-        target.name: {
-            method: {str(seed): line.tolist() for seed, line in target.counts.xs(method).T.items()}
-            for method in target.counts.index.unique(0)
-        }
-        for target in targets
-    }
-    return Picture(
-        figure=draw_features(targets, classes, note),
-        alt=f"t-SNE of features and counts of predicted classes. {summary}.",
-        headers=("", "features: true class among 5 neighbours %", "predicted counts: images in excess %"),
-        rows=tuple(rows),
-        data={"counts": counts},
-        claim=_FIGURE2_CLAIM,
-    )
+    headers = ("", "features: true class among 5 neighbours %", "predicted counts: images in excess %")
+    alt = f"t-SNE of features and counts of predicted classes. {summary}."
+    return Picture(figure, alt, headers, rows, {"counts": counts})
 
 
 # ---- Figure 3: styles of source domains and of confident and unconfident target images ----
 
-_FIGURE3 = "Figure 3: styles at the first stage"
-_FIGURE3_CLAIM = (
-    "the styles of confident target images lie near those of the source domains, the styles of unconfident ones lie "
-    "apart from them."
-)
 _CONFIDENCE = 0.9
 _MOST_SOURCE, _MOST_TARGET = 200, 600
-_SOURCE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#999933")
-_TARGET = {"confident": ("#b2182b", "^"), "unconfident": ("#0072b2", "x")}
 
 
 @dataclass(frozen=True)
@@ -342,37 +301,30 @@ class Styles:
     def distances(self) -> dict[str, NDArray[np.float64]]:
         """Return how far confident and unconfident target images are from their nearest source styles."""
         groups = self.groups()
-        sources = np.concatenate([groups[name] for name in self.sources])
-        return {name: nearest_distance(groups[name], sources) if len(groups[name]) else np.zeros(0) for name in _TARGET}
+        sources = np.concatenate([groups.pop(name) for name in self.sources])
+        return {name: nearest_distance(own, sources) if len(own) else np.zeros(0) for name, own in groups.items()}
 
 
 def make_figure3(request: Request) -> Result:
     """Run the source model over target and source images and draw their styles."""
     experiment = run_figure("fig3", request, "fig1", ("source",))
-    context = image_context(experiment.plan, request) if request.run else None
-    units: dict[str, Unit] = {}
-    for _, unit in experiment.finished():
-        units.setdefault(unit.domains[0], unit)  # the first seed of each target
-    found = [styles for unit in units.values() if (styles := _target_styles(unit, context, request)) is not None]
+    units = {unit.domains[0]: unit for _, unit in reversed(experiment.finished())}  # the first seed of each target
+    found = [styles for name in reversed(units) if (styles := _target_styles(units[name], experiment)) is not None]
     shown = f"at most {_MOST_TARGET} target images and {_MOST_SOURCE} held out of each source domain are shown"
     note = f"{measured_on(experiment.rows)}; {shown if found else 'styles were not collected: run without --no-run'}"
-    return write_figure("fig3", _FIGURE3, _styles_picture(found, note), experiment, request)
+    return write_figure("fig3", _styles_picture(draw_styles(found, note), found), experiment)
 
 
-def _target_styles(unit: Unit, context: BenchContext | None, request: Request) -> Styles | None:
+def _target_styles(unit: Unit, experiment: Experiment) -> Styles | None:
     """Return the styles around one target, None where they are not stored and nothing may be run."""
-
-    def styles_of(at: Unit) -> Arrays | None:
-        return _cached(request, at, "styles", None if context is None else partial(_collect_styles, at, context))
-
-    held_out = {
-        name: styles_of(replace(unit, domains=(name,), part="outside", limit=_MOST_SOURCE)) for name in unit.trained_on
-    }
-    target = styles_of(unit)
-    sources = {name: arrays["style"] for name, arrays in held_out.items() if arrays is not None}
-    if target is None or len(sources) < len(held_out):
+    held_out = {name: replace(unit, domains=(name,), part="outside", limit=_MOST_SOURCE) for name in unit.trained_on}
+    found = {name: _inside(at, "styles", experiment) for name, at in (held_out | {"": unit}).items()}
+    known = {name: arrays for name, arrays in found.items() if arrays is not None}
+    if len(known) < len(found):
         return None
+    target = known.pop("")
     chosen = subset(len(target["style"]), _MOST_TARGET)
+    sources = {name: arrays["style"] for name, arrays in known.items()}
     return Styles(unit.domains[0], sources, target["style"][chosen], target["confidence"][chosen] > _CONFIDENCE)
 
 
@@ -383,11 +335,11 @@ def farther(distances: Mapping[str, NDArray[np.float64]]) -> float | None:
     return float(100.0 * (distances["unconfident"][:, None] > distances["confident"]).mean())
 
 
-def draw_styles(found: list[Styles], note: str = "") -> Any:
+def draw_styles(found: Sequence[Styles], note: str = "") -> Any:
     """Draw the styles around each target."""
     figure, grid = axes(1, max(len(found), 1), width=9.6, height=4.2)
     names = sorted({name for styles in found for name in styles.sources})
-    colours = {name: _SOURCE_COLOURS[place % len(_SOURCE_COLOURS)] for place, name in enumerate(names)}
+    colours = dict(zip(names, LOOK["source_domains"] * len(names), strict=False))
     for axis in grid.flat:
         _hide_scale(axis)
     for axis, styles in zip(grid.flat, found, strict=False):
@@ -403,36 +355,25 @@ def _scatter_styles(axis: Any, styles: Styles, colours: Mapping[str, str]) -> No
     ends = np.cumsum([len(group) for group in groups.values()])
     places = np.split(tsne(np.concatenate(list(groups.values()))), ends[:-1])
     for name, points in zip(groups, places, strict=True):
-        shade, marker = _TARGET.get(name) or (colours[name], "o")
-        label = f"{name} target" if name in _TARGET else NAMES.get(name, name)
+        is_target = name not in styles.sources
+        shade, marker = LOOK["targets"][name] if is_target else (colours[name], "o")
+        label = f"{name} target" if is_target else NAMES.get(name, name)
+        size = {"s": 14, "alpha": 0.9} if is_target else {"s": 10, "alpha": 0.6}
         axis.scatter(
-            *points.T, s=14 if name in _TARGET else 10, marker=marker, color=shade, rasterized=True,
-            alpha=0.9 if name in _TARGET else 0.6, linewidths=0.9 if marker == "x" else 0,
+            *points.T, **size, marker=marker, color=shade, rasterized=True, linewidths=0.9 if marker == "x" else 0,
             label=f"{label} ({len(points)})",
         )  # fmt: skip
     axis.set_title(f"target: {NAMES.get(styles.target, styles.target)}")
     axis.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2, frameon=False, fontsize=8.5, markerscale=1.6)
 
 
-def _styles_picture(found: list[Styles], note: str) -> Picture:
-    rows, data = [], {}
-    for styles in found:
-        distances = styles.distances()
+def _styles_picture(figure: Any, found: Sequence[Styles]) -> Picture:
+    data = {styles.target: styles.distances() for styles in found}
+    rows = []
+    for target, distances in data.items():
         medians = [f"{np.median(d):.2f} ({len(d)})" if len(d) else "– (0)" for d in distances.values()]
         share = farther(distances)
-        rows.append((styles.target, *medians, "–" if share is None else f"{share:.0f} %"))
-        data[styles.target] = {name: far.tolist() for name, far in distances.items()}
+        rows.append((target, *medians, "–" if share is None else f"{share:.0f} %"))
     summary = "; ".join(f"{row[0]}: unconfident farther in {row[3]} of pairs" for row in rows)
     headers = ("target", "confident: distance to source styles (images)", "unconfident", "unconfident one is farther")
-    return Picture(
-        figure=draw_styles(found, note),
-        alt=f"t-SNE of style statistics. {summary}",
-        headers=headers,
-        rows=tuple(rows),
-        data=data,
-        claim=_FIGURE3_CLAIM,
-    )
-
-
-register("fig2", "features (t-SNE) and predicted classes of source, CE and DPL", make_figure2)
-register("fig3", "styles of source and target images (t-SNE)", make_figure3)
+    return Picture(figure, f"t-SNE of style statistics. {summary}", headers, rows, data)

@@ -1,35 +1,33 @@
 """Figures 1, 4 and 5 of the paper: accuracy over the stream, over batch sizes, over settings."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from dpl.bench import Store, Unit
-from dpl.bench.selection import complete
 from dpl.core.errors import DataError
 from dpl.network.scope import SCOPES
 from dpl.reproduce.compare import seed_means
-from dpl.reproduce.layouts import FIGURES, Layout, Row
+from dpl.reproduce.layouts import PLACES, Layout, Row
 from dpl.reproduce.plan import Experiment, nothing_measured, run_experiment
-from dpl.reproduce.plotting import axes, colour, draw_band, draw_runs, save_figure
-from dpl.reproduce.render import Picture, write_page
-from dpl.reproduce.targets import Request, Result, experiment_file, register
+from dpl.reproduce.plotting import LOOK, axes, colour, draw_band, draw_runs, save_figure
+from dpl.reproduce.render import Picture, write
+from dpl.reproduce.targets import Request, Result, experiment_file
 
 __all__ = [
-    "NAMES", "NOTE", "PANELS", "Lines", "Panels", "batch_size_lines", "cumulative", "draw_batch_sizes",
-    "draw_cumulative", "draw_sensitivity", "footer", "make_figure1", "make_figure4", "make_figure5", "measured_on",
-    "not_run", "run_figure", "sensitivity_lines", "write_figure",
+    "LOSS_NAMES", "NAMES", "NOTE", "batch_size_lines", "cumulative", "draw_batch_sizes", "draw_cumulative",
+    "draw_sensitivity", "footer", "make_figure1", "make_figure4", "make_figure5", "measured_on", "not_run",
+    "run_figure", "write_figure",
 ]  # fmt: skip
 
-NAMES = {
-    "source": "Source", "tent": "TENT", "pl": "PL", "tsd": "TSD", "dpl_o": "DPL$^o$", "dpl_star": "DPL*", "dpl": "DPL",
-    "dpl_dagger": "DPL$^†$", "art_painting": "art painting",
-}  # fmt: skip
-"""Of methods and domains, as the paper writes them."""
+NAMES: Mapping[str, str] = LOOK["names"]
+LOSS_NAMES: Mapping[str, str] = LOOK["names"] | LOOK["names_by_loss"]
 NOTE: Mapping[str, Any] = {"fontsize": 8, "color": "#555555"}
+_LAYOUT = Layout(PLACES["set"], networks={"": "resnet50"})  # the network of every figure
 
 
 # ---- What all figures share ----
@@ -43,12 +41,14 @@ def run_figure(name: str, request: Request, file: str = "", only: Collection[str
     return experiment
 
 
-def write_figure(name: str, title: str, picture: Picture, experiment: Experiment, request: Request) -> Result:
+def write_figure(name: str, picture: Picture, experiment: Experiment) -> Result:
     """Write a figure in all formats, its page and its data."""
+    request, words = experiment.request, LOOK["figures"][name]
     rows = [{**row, "label": row["method"]} for row in experiment.rows]  # settings by method: labels are values of x
-    document = request.document(name, title, rows, FIGURES, experiment.missing)
-    files = (*save_figure(picture.figure, request.out, name), *write_page(document, picture, request.out))
-    return Result(files, document, experiment.failed, experiment.missing)
+    document = request.document(name, words["title"], rows, _LAYOUT, experiment.missing)
+    drawn = save_figure(picture.figure, request.out, name)
+    pages = write(document, request.out, replace(picture, claim=words["claim"]))
+    return Result((*drawn, *pages), document, experiment.failed, experiment.missing)
 
 
 def measured_on(rows: Sequence[Row]) -> str:
@@ -63,11 +63,10 @@ def footer(experiment: Experiment, spread: str = "their mean, band: their range"
     seeds = len({row["seed"] for row in experiment.rows})
     runs = "one seed" if seeds == 1 else f"{seeds} seeds: {spread}"
     text = f"{measured_on(experiment.rows)}; {runs}"
-    cells = experiment.plan.cells
-    done = sum(complete(cell, experiment.store) for cell in cells)
-    if done == len(cells) and not experiment.missing:
+    done, planned = len(experiment.finished()), len(experiment.cells)
+    if done == planned and not experiment.missing:
         return text
-    return f"{text}\nPartial: {done} of {len(cells)} runs; what is missing is listed beside the figure"
+    return f"{text}\nPartial: {done} of {planned} runs; what is missing is listed beside the figure"
 
 
 def not_run(axis: Any) -> None:
@@ -77,26 +76,32 @@ def not_run(axis: Any) -> None:
 
 # ---- Figure 1: cumulative accuracy over the stream ----
 
-_FIGURE1 = "Figure 1: cumulative accuracy of cross-entropy and DPL while they adapt"
-_FIGURE1_CLAIM = (
-    "on cartoon (59 iterations) and sketch (99), the cumulative accuracy of the cross-entropy loss keeps falling while "
-    "it adapts, that of DPL does not."
-)
-_FIGURE1_NAMES = NAMES | {"pl": "CE (PL)"}
-
-Curves = Mapping[str, Mapping[str, Mapping[int, NDArray[np.float64]]]]
+Curves = dict[str, dict[str, dict[int, NDArray[np.float64]]]]
 """Target -> method -> seed -> percent after each iteration."""
 
 
 def make_figure1(request: Request) -> Result:
     """Run or resume the experiment and draw it."""
     experiment = run_figure("fig1", request)
-    curves: dict[str, dict[str, dict[int, NDArray[np.float64]]]] = {}
+    curves: Curves = {}
     for cell, unit in experiment.finished():
         by_method = curves.setdefault(unit.domains[0], {})
         by_method.setdefault(cell.label, {})[cell.seed] = cumulative(experiment.store, unit)
-    picture = _cumulative_picture(curves, footer(experiment))
-    return write_figure("fig1", _FIGURE1, picture, experiment, request)
+    methods = list(dict.fromkeys(method for by_method in curves.values() for method in by_method))
+    rows = [
+        (f"{target}, {words}", *(_mean_and_range(by_method.get(method, {}), part) for method in methods))
+        for target, by_method in curves.items()
+        for words, part in (("at the end", 1.0), ("after a quarter", 0.25))
+    ]
+    ends = [f"{target}: " + ", ".join(map(" ".join, zip(methods, last, strict=True))) for target, *last in rows[::2]]
+    picture = Picture(
+        figure=draw_cumulative(curves, footer(experiment)),
+        alt=f"Cumulative accuracy in percent over iterations. {'; '.join(ends)}.",
+        headers=("cumulative accuracy %", *methods),
+        rows=rows,
+        data=curves,
+    )
+    return write_figure("fig1", picture, experiment)
 
 
 def cumulative(store: Store, unit: Unit) -> NDArray[np.float64]:
@@ -107,38 +112,6 @@ def cumulative(store: Store, unit: Unit) -> NDArray[np.float64]:
     return np.asarray(100.0 * correct[ends - 1] / ends, dtype=np.float64)
 
 
-def draw_cumulative(curves: Curves, note: str = "") -> Any:
-    """Draw one panel for each target."""
-    figure, grid = axes(1, len(curves), width=0.6 + 4.2 * len(curves), height=3.5)
-    for axis, (target, methods) in zip(grid.flat, curves.items(), strict=True):
-        draw_runs(axis, {method: list(runs.values()) for method, runs in methods.items()}, names=_FIGURE1_NAMES)
-        axis.set(title=NAMES.get(target, target), xlabel="iterations", ylabel="cumulative accuracy (%)")
-    figure.supxlabel(note, **NOTE)
-    return figure
-
-
-def _cumulative_picture(curves: Curves, note: str) -> Picture:
-    methods = list(dict.fromkeys(method for by_method in curves.values() for method in by_method))
-    ends, rows = [], []
-    for target, by_method in curves.items():
-        last = [_mean_and_range(by_method.get(method, {}), 1.0) for method in methods]
-        quarter = [_mean_and_range(by_method.get(method, {}), 0.25) for method in methods]
-        rows += [(f"{target}, at the end", *last), (f"{target}, after a quarter", *quarter)]
-        ends.append(f"{target}, at the end: " + ", ".join(map(" ".join, zip(methods, last, strict=True))))
-    data = {
-        target: {m: {str(seed): run.tolist() for seed, run in runs.items()} for m, runs in by_method.items()}
-        for target, by_method in curves.items()
-    }
-    return Picture(
-        figure=draw_cumulative(curves, note),
-        alt=f"Cumulative accuracy in percent over iterations. {'; '.join(ends)}.",
-        headers=("cumulative accuracy %", *methods),
-        rows=tuple(rows),
-        data=data,
-        claim=_FIGURE1_CLAIM,
-    )
-
-
 def _mean_and_range(runs: Mapping[int, NDArray[np.float64]], part: float) -> str:
     """Return the mean over seeds and their range after a part of the stream."""
     if not runs:
@@ -147,45 +120,75 @@ def _mean_and_range(runs: Mapping[int, NDArray[np.float64]], part: float) -> str
     return f"{np.mean(values):.1f}" + (f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else "")
 
 
+def draw_cumulative(curves: Curves, note: str = "") -> Any:
+    """Draw one panel for each target."""
+    figure, grid = axes(1, len(curves), width=0.6 + 4.2 * len(curves), height=3.5)
+    for axis, (target, methods) in zip(grid.flat, curves.items(), strict=True):
+        draw_runs(axis, {method: list(runs.values()) for method, runs in methods.items()}, names=LOSS_NAMES)
+        axis.set(title=NAMES.get(target, target), xlabel="iterations", ylabel="cumulative accuracy (%)")
+    figure.supxlabel(note, **NOTE)
+    return figure
+
+
 # ---- Figures 4 and 5: panels of lines over a setting ----
 
 Lines = Mapping[tuple[str, str], pd.DataFrame]
 """Group (data set, or target of the only one) and method -> a row for each seed, a column for each x."""
 Panels = Mapping[str, Lines]
+Look = Callable[[str, str], dict[str, Any]]
+"""Returns how the line of a group and a method is drawn."""
 
 _RANGES = dict(zip(SCOPES, ("BN", "classifier", "features", "all"), strict=True))
+_LEAST_SPAN = 10.0  # percentage points
 
 
-def _group_of(rows: Sequence[Row]) -> Callable[[Row], str]:
-    """Return what tells lines apart: the data set; if there is only one, its target domain."""
-    several = len({row["dataset"] for row in rows}) > 1
-    return lambda row: str(row["dataset"] if several else row["domains"][0])
+def _lines(rows: Sequence[Row], several: bool, x_of: Callable[[Row], Any]) -> Lines:
+    """Return the lines of rows over `x_of(row)`, one for each method and data set; if there are not several, target."""
 
+    def place(row: Row) -> tuple[str, str]:
+        return row["dataset"] if several else row["domains"][0], row["domains"][0]
 
-def _lines(rows: Sequence[Row], group_of: Callable[[Row], str], x_of: Callable[[Row], Any]) -> Lines:
-    """Return the lines of rows over `x_of(row)`; each value is a mean over the streams of its group."""
     by_label = {row["label"]: row for row in rows}
     points: dict[tuple[str, str], dict[Any, Any]] = {}
-    for (label, group), means in seed_means(rows, Layout(lambda row: (group_of(row), row["domains"][0]))).items():
+    for (label, group), means in seed_means(rows, Layout(place)).items():
         row = by_label[label]
         points.setdefault((group, row["method"]), {})[x_of(row)] = means.values
-    lines = {key: pd.DataFrame(line) for key, line in points.items()}
-    return {key: line[[x for x in _x_order(lines) if x in line]] for key, line in lines.items()}
+    return {key: pd.DataFrame({x: line[x] for x in _x_order(line)}) for key, line in points.items()}
 
 
-def _x_order(lines: Lines) -> list[Any]:
+def _x_order(values: Iterable[Any]) -> list[Any]:
     """Return the values of x in rising order, ranges of parameters from few to all."""
-    values = {x for line in lines.values() for x in line}
-    return [scope for scope in SCOPES if scope in values] or sorted(values)
+    found = set(values)
+    return [scope for scope in SCOPES if scope in found] or sorted(found)
 
 
 def _value_name(x: Any) -> str:
     return _RANGES[x] if isinstance(x, str) else f"{x:g}"
 
 
-def _draw_panel(axis: Any, lines: Lines, look: Callable[[str, str], dict[str, Any]]) -> None:
+def _draw_panels(panels: Panels, words: Sequence[Mapping[str, str]], look: Look, width: float, note: str) -> Any:
+    """Draw panels beside each other, each with its title or names of axes; a panel without lines says so."""
+    figure, grid = axes(1, len(panels), width=width, height=3.8)
+    for axis, lines, texts in zip(grid.flat, panels.values(), words, strict=True):
+        axis.set(**texts)
+        if lines:
+            _draw_lines(axis, lines, look)
+        else:
+            not_run(axis)
+    handles: dict[str, Any] = {}
+    for axis in (grid.flat[-1], *grid.flat[:-1]):  # of figure 5, the last panel has both methods
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside upper center", ncols=min(8, int(width / 1.5)), frameon=False
+    )
+    figure.supxlabel(note, **NOTE)
+    return figure
+
+
+def _draw_lines(axis: Any, lines: Lines, look: Look) -> None:
     """Draw each line over equally spaced values: the mean over seeds, their range as a band."""
-    order = _x_order(lines)
+    order = _x_order(x for line in lines.values() for x in line)
     for key, line in lines.items():
         present, style = line[[x for x in order if x in line]], look(*key)
         places = [order.index(x) for x in present]
@@ -195,51 +198,33 @@ def _draw_panel(axis: Any, lines: Lines, look: Callable[[str, str], dict[str, An
     axis.set_xlim(-0.3, len(order) - 0.7)
 
 
-def _add_legend(figure: Any, grid: Any, columns: int) -> None:
-    handles: dict[str, Any] = {}
-    for axis in (grid.flat[-1], *grid.flat[:-1]):  # of figure 5, the last panel has both methods
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False)
-
-
-def _lines_picture(figure: Any, panels: Panels, what: str, claim: str) -> Picture:
+def _lines_picture(figure: Any, panels: Panels, what: str) -> Picture:
     """Return a drawing of lines with its numbers."""
-    lines = {(panel, *key): line for panel, found in panels.items() for key, line in found.items()}
-    rows = tuple(
-        (", ".join(dict.fromkeys(key)), ", ".join(f"{_value_name(x)}: {line[x].mean():.1f}" for x in line))
-        for key, line in lines.items()
-    )
-    data: dict[str, dict[str, Any]] = {panel: {} for panel in panels}
-    for (panel, group, method), line in lines.items():
-        data[panel][f"{group} {method}"] = {str(x): line[x].dropna().to_dict() for x in line}
+    rows, data = [], {}
+    for panel, lines in panels.items():
+        data[panel] = {" ".join(key): {x: line[x].dropna().to_dict() for x in line} for key, line in lines.items()}
+        for key, line in lines.items():
+            values = ", ".join(f"{_value_name(x)}: {line[x].mean():.1f}" for x in line)
+            rows.append((", ".join(dict.fromkeys((panel, *key))), values))
     alt = f"{what}. " + "; ".join(f"{name}: {values}" for name, values in rows)
-    return Picture(figure, alt, ("line", "value: accuracy %"), rows, data, claim)
+    return Picture(figure, alt, ("line", "value: accuracy %"), rows, data)
 
 
 # ---- Figure 4: accuracy over batch sizes ----
-
-_FIGURE4 = "Figure 4: accuracy over batch sizes"
-_FIGURE4_CLAIM = (
-    "PL, TENT and TSD lose much accuracy as the batch gets smaller, DPL* and DPL lose little; the memory helps DPL "
-    "over DPL*, most on TerraIncognita."
-)
-_MARKERS = {"tent": "o", "pl": "s", "tsd": "^", "dpl_star": "D", "dpl": "v"}  # in the paper's order
 
 
 def make_figure4(request: Request) -> Result:
     """Run or resume the experiment and draw it."""
     experiment = run_figure("fig4", request)
     panels = batch_size_lines(experiment.rows)
-    figure = draw_batch_sizes(panels, footer(experiment))
-    picture = _lines_picture(figure, panels, "Accuracy over batch sizes", _FIGURE4_CLAIM)
-    return write_figure("fig4", _FIGURE4, picture, experiment, request)
+    picture = _lines_picture(draw_batch_sizes(panels, footer(experiment)), panels, "Accuracy over batch sizes")
+    return write_figure("fig4", picture, experiment)
 
 
-def batch_size_lines(rows: Sequence[Row]) -> dict[str, Lines]:
+def batch_size_lines(rows: Sequence[Row]) -> Panels:
     """Return a panel for each group, methods in the paper's order, then those it lacks."""
-    found = _lines(rows, _group_of(rows), lambda row: row["batch_size"])
-    methods = dict.fromkeys((*_MARKERS, *(method for _, method in found)))
+    found = _lines(rows, len({row["dataset"] for row in rows}) > 1, lambda row: row["batch_size"])
+    methods = dict.fromkeys((*LOOK["markers"], *(method for _, method in found)))
     groups = dict.fromkeys(group for group, _ in found)
     return {group: {(group, m): found[group, m] for m in methods if (group, m) in found} for group in groups}
 
@@ -250,75 +235,42 @@ def draw_batch_sizes(panels: Panels, note: str = "") -> Any:
 
     def look(group: str, method: str) -> dict[str, Any]:
         return {
-            "color": colour(method, methods.index(method)), "marker": _MARKERS.get(method, "x"),
+            "color": colour(method, methods.index(method)), "marker": LOOK["markers"].get(method, "x"),
             "linestyle": "-" if method.startswith("dpl") else "--", "label": NAMES.get(method, method),
         }  # fmt: skip
 
-    figure, grid = axes(1, len(panels), width=0.8 + 3.9 * len(panels), height=4.0)
-    for axis, (group, lines) in zip(grid.flat, panels.items(), strict=True):
-        _draw_panel(axis, lines, look)
-        axis.set(title=NAMES.get(group, group), xlabel="batch size", ylabel="accuracy (%)")
-    _add_legend(figure, grid, columns=6)
-    figure.supxlabel(note, **NOTE)
-    return figure
+    words = [{"title": NAMES.get(g, g), "xlabel": "batch size", "ylabel": "accuracy (%)"} for g in panels]
+    return _draw_panels(panels, words, look, 0.8 + 3.9 * len(panels), note)
 
 
 # ---- Figure 5: sensitivity to settings ----
-
-_FIGURE5 = "Figure 5: sensitivity of DPL to its settings"
-_FIGURE5_CLAIM = (
-    "DPL is robust to tau, eta and beta; the more parameters are updated, the worse PL gets, while DPL is best with "
-    "all of them."
-)
-_GROUP_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_GROUP_MARKERS = "osD^vP"
-_LEAST_SPAN = 10.0  # percentage points
-
-
-class Panel(NamedTuple):
-    """One panel: the setting on its x axis, and the name of that axis."""
-
-    setting: str
-    xlabel: str
-
-
-PANELS = {
-    "tau": Panel("temperature", r"(a) temperature $\tau$"),
-    "eta": Panel("momentum", r"(b) momentum $\eta$"),
-    "beta": Panel("reg_weight", r"(c) weight $\beta$"),
-    "range": Panel("scope", "(d) updated parameters"),
-}
-"""In the paper's order, by the word that the labels of their rows begin with."""
 
 
 def make_figure5(request: Request) -> Result:
     """Run or resume the experiment and draw it."""
     experiment = run_figure("fig5", request)
-    panels = sensitivity_lines(experiment.rows)
-    figure = draw_sensitivity(panels, footer(experiment))
+    panels = _sensitivity_lines(experiment.rows)
     what = "Accuracy over tau, eta, beta and the updated parameters, DPL solid and PL dashed"
-    return write_figure("fig5", _FIGURE5, _lines_picture(figure, panels, what, _FIGURE5_CLAIM), experiment, request)
+    picture = _lines_picture(draw_sensitivity(panels, footer(experiment)), panels, what)
+    return write_figure("fig5", picture, experiment)
 
 
-def sensitivity_lines(rows: Sequence[Row]) -> dict[str, Lines]:
-    """Return the lines of every panel; a row belongs to the panel whose word its label begins with."""
-    members: dict[str, list[Row]] = {word: [] for word in PANELS}
+def _sensitivity_lines(rows: Sequence[Row]) -> Panels:
+    """Return a panel for each setting, from the rows whose labels begin with its word."""
+    settings = {word: panel["setting"] for word, panel in LOOK["panels"].items()}
     for row in rows:
-        word = row["label"].split()[0]
-        if word not in PANELS or PANELS[word].setting not in row["settings"]:
-            words = ", ".join(f"{word} ({panel.setting})" for word, panel in PANELS.items())
+        if settings.get(row["label"].split()[0]) not in row["settings"]:
+            words = ", ".join(f"{word} ({setting})" for word, setting in settings.items())
             raise DataError(
                 f"fig5: the label {row['label']!r} begins with no panel's name: {words}; rename it in the file"
             )
-        members[word].append(row)
+    several = len({row["dataset"] for row in rows}) > 1
+    members = {word: [row for row in rows if row["label"].split()[0] == word] for word in settings}
 
-    def value_of(setting: str) -> Callable[[Row], Any]:
-        return lambda row: row["settings"][setting]
+    def lines(word: str) -> Lines:
+        return _lines(members[word], several, lambda row: row["settings"][settings[word]])
 
-    return {
-        word: _lines(found, _group_of(rows), value_of(PANELS[word].setting)) if found else {}
-        for word, found in members.items()
-    }
+    return {word: lines(word) for word in settings}
 
 
 def draw_sensitivity(panels: Panels, note: str = "") -> Any:
@@ -326,22 +278,15 @@ def draw_sensitivity(panels: Panels, note: str = "") -> Any:
     groups = list(dict.fromkeys(group for lines in panels.values() for group, _ in lines))
 
     def look(group: str, method: str) -> dict[str, Any]:
-        place = groups.index(group) % len(_GROUP_COLOURS)
+        place = groups.index(group) % len(LOOK["groups"])
         dashed = {"linestyle": "--", "markerfacecolor": "white"} if method == "pl" else {}
         label = f"{NAMES.get(group, group)}, {NAMES.get(method, method)}"
-        return {"color": _GROUP_COLOURS[place], "marker": _GROUP_MARKERS[place], "label": label, **dashed}
+        return {"color": LOOK["groups"][place], "marker": "osD^vP"[place], "label": label, **dashed}
 
-    figure, grid = axes(1, len(PANELS), width=12.0, height=3.6)
-    for axis, (word, panel) in zip(grid.flat, PANELS.items(), strict=True):
-        axis.set_xlabel(panel.xlabel)
-        if panels.get(word):
-            _draw_panel(axis, panels[word], look)
-        else:
-            not_run(axis)
-    _share_scale(grid.flat[:3])
-    grid.flat[0].set_ylabel("accuracy (%)")
-    _add_legend(figure, grid, columns=8)
-    figure.supxlabel(note, **NOTE)
+    words = [{"xlabel": panel["xlabel"]} for panel in LOOK["panels"].values()]
+    figure = _draw_panels({word: panels.get(word, {}) for word in LOOK["panels"]}, words, look, 12.0, note)
+    figure.axes[0].set_ylabel("accuracy (%)")
+    _share_scale(figure.axes[:3])
     return figure
 
 
@@ -353,8 +298,3 @@ def _share_scale(panels: Any) -> None:
         room = max(0.0, _LEAST_SPAN - (high - low)) / 2
         for axis in panels:
             axis.set_ylim(low - room, high + room)
-
-
-register("fig1", "cumulative accuracy over the stream, CE against DPL", make_figure1)
-register("fig4", "accuracy over batch sizes", make_figure4)
-register("fig5", "sensitivity to tau, eta, beta and the range of updated parameters", make_figure5)

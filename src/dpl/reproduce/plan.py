@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +17,41 @@ from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import choose_device
 from dpl.data import Benchmark, open_benchmark
 from dpl.data.folders import shorten
-from dpl.reproduce.document import Item
+from dpl.reproduce.document import Item, grouped
 from dpl.reproduce.layouts import Row
 from dpl.reproduce.targets import Request
 
-__all__ = [
-    "Experiment",
-    "ExperimentPlan",
-    "image_context",
-    "make_plan",
-    "nothing_measured",
-    "open_quietly",
-    "run_experiment",
-]
+__all__ = ["Experiment", "nothing_measured", "open_quietly", "run_experiment"]
 
 _QUICK_IMAGES, _QUICK_BATCHES = 200, 5  # of each stream, whichever are more: one batch shows every method equal
 
 
 @dataclass(frozen=True)
-class ExperimentPlan:
-    """What an experiment file comes to on this machine."""
+class Experiment:
+    """What an experiment file comes to on this machine: what can be run, what was measured, why the rest was not."""
 
     title: str
     sections: tuple[Section, ...]
     cells: tuple[Cell, ...]
     files: Mapping[str, Path]
     missing: tuple[Item, ...]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """The measured rows of a plan, and why others are not there."""
-
-    plan: ExperimentPlan
-    rows: list[Row]
-    missing: tuple[Item, ...]
-    failed: dict[str, str]
+    request: Request
     store: Store
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The measured rows."""
+        return list(cell_rows(self.cells, self.store))
 
     def finished(self) -> list[tuple[Cell, Unit]]:
         """Return the cells that are done, each with the unit that counts."""
-        cells = self.plan.cells
-        return [(cell, chosen(cell, self.store).target) for cell in cells if complete(cell, self.store)]
+        return [(cell, chosen(cell, self.store).target) for cell in self.cells if complete(cell, self.store)]
+
+    @cached_property
+    def context(self) -> BenchContext:
+        """What is needed to run images through the experiment's networks."""
+        return BenchContext(self.request.data, self.files, cache=self.store.root / "cache", workers=1)
 
 
 def run_experiment(path: Path, request: Request, only: Collection[str] | None = None) -> Experiment:
@@ -65,38 +59,23 @@ def run_experiment(path: Path, request: Request, only: Collection[str] | None = 
 
     `only` names the rows that are wanted, None all of them.
     """
-    plan = make_plan(path, request, only)
-    store = Store(request.store)
-    missing, failed = list(plan.missing), {}
-    runnable: Sequence[Cell] = plan.cells
+    plan = _plan(path, request, only)
     if request.run:
-        context = image_context(plan, request)
-        context.device = str(choose_device())
-        runnable, absent = _with_data(plan.cells, context)
-        missing += absent
-        failed = _run(plan.title, runnable, store, context, request)
-    elif not any(complete(cell, store) for cell in plan.cells) and (stored := _stored_cells(plan.title, store, only)):
-        plan, missing = replace(plan, cells=stored, missing=()), []
-        runnable = stored
-    missing += _failures(runnable, failed)
-    missing += _not_run([cell for cell in runnable if _failure(cell, failed) is None], store)
-    return Experiment(plan, list(cell_rows(plan.cells, store)), tuple(missing), failed, store)
+        return _run(plan)
+    if not plan.finished() and (stored := _stored_cells(plan, only)):
+        plan = replace(plan, cells=stored, missing=())
+    return replace(plan, missing=(*plan.missing, *_not_run(plan.cells, plan.store)))
 
 
-def image_context(plan: ExperimentPlan, request: Request) -> BenchContext:
-    """Return what is needed to run images through the experiment's networks."""
-    return BenchContext(request.data, plan.files, cache=request.store / "cache", workers=1)
-
-
-def _stored_cells(title: str, store: Store, only: Collection[str] | None) -> tuple[Cell, ...]:
+def _stored_cells(plan: Experiment, only: Collection[str] | None) -> tuple[Cell, ...]:
     """Return what was asked for under this title when the results were made; neither data nor weights are needed.
 
     Of several requests for one cell the last counts.
     """
     cells = {
-        (cell.section, cell.label, cell.source, cell.candidates[0].target.stream_title): cell
-        for request in read_requests(store.root)
-        if request.title == title
+        (cell.section, cell.label, cell.source, _stream(cell)): cell
+        for request in read_requests(plan.store.root)
+        if request.title == plan.title
         for cell in request.cells
     }
     return tuple(cell for cell in cells.values() if only is None or cell.label in only)
@@ -113,7 +92,7 @@ def nothing_measured(name: str, request: Request, missing: Sequence[Item]) -> Da
     )
 
 
-def make_plan(path: Path, request: Request, only: Collection[str] | None = None) -> ExperimentPlan:
+def _plan(path: Path, request: Request, only: Collection[str] | None) -> Experiment:
     """Read an experiment file stream by stream, so that one without weights does not cost the others."""
     title, sections = read_sections(path)
     if only is not None and not any(entry.label in only for section in sections for entry in section.methods):
@@ -123,16 +102,17 @@ def make_plan(path: Path, request: Request, only: Collection[str] | None = None)
     missing: list[Item] = []
     for section in sections:
         absent = _absence(section, locations)
-        if absent is not None:
-            missing.append(absent)
-            if request.run:
-                continue
+        missing += absent
+        if absent and request.run:
+            continue
         lacking: dict[str, DataError] = {}
         with within(str(path)):
             found = section_cells(_shortened(section, request), locations, lacking)
         cells += [cell for cell in found if only is None or cell.label in only]
-        missing += [Item(section.name, f"{shorten(streams)}: {reason}") for reason, streams in _by_reason(lacking)]
-    return ExperimentPlan(title, tuple(sections), tuple(cells), locations.files, tuple(missing))
+        missing += _without_weights(section.name, lacking)
+    return Experiment(
+        title, tuple(sections), tuple(cells), locations.files, tuple(missing), request, Store(request.store)
+    )
 
 
 def _shortened(section: Section, request: Request) -> Section:
@@ -151,18 +131,16 @@ def _seeds(seeds: tuple[int, ...], request: Request) -> tuple[int, ...]:
     return (*seeds, *further)[:count]
 
 
-def _by_reason(lacking: Mapping[str, DataError]) -> list[tuple[str, list[str]]]:
-    """Group streams that lack the same; where each lacks a file of its own, the first stands for all."""
-    reasons: dict[str, list[str]] = {}
-    for stream, error in lacking.items():
-        reasons.setdefault(str(error), []).append(stream)
+def _without_weights(section: str, lacking: Mapping[str, DataError]) -> list[Item]:
+    """Name the streams that lack the same file; where each lacks a file of its own, the first stands for all."""
+    reasons = grouped((str(error), stream) for stream, error in lacking.items())
     if len(reasons) == len(lacking) > 1:
-        return [(f"{next(iter(reasons))} (for the first of them)", list(lacking))]
-    return list(reasons.items())
+        reasons = {f"{next(iter(reasons))} (for the first of them)": list(lacking)}
+    return [Item(section, f"{shorten(streams)}: {reason}") for reason, streams in reasons.items()]
 
 
-def _absence(section: Section, locations: FileLocations) -> Item | None:
-    """Say what is wrong with a section's data set, None where it can be opened."""
+def _absence(section: Section, locations: FileLocations) -> list[Item]:
+    """Say what is wrong with a section's data set, nothing where it can be opened."""
     options: dict[str, Any] = {}
     try:
         for name in ("images", "classes"):
@@ -173,8 +151,8 @@ def _absence(section: Section, locations: FileLocations) -> Item | None:
             options |= {"domains": first, "severity": section.severities[0]}
         open_quietly(section.dataset, locations.data, **options)
     except DataError as error:
-        return Item.of_error(section.name, error)
-    return None
+        return [Item.of_error(section.name, error)]
+    return []
 
 
 def open_quietly(dataset: str, data: Path, **options: Any) -> Benchmark:
@@ -184,56 +162,51 @@ def open_quietly(dataset: str, data: Path, **options: Any) -> Benchmark:
         return open_benchmark(dataset, data, **options)
 
 
+def _run(plan: Experiment) -> Experiment:
+    """Run the cells whose images are all here, and say what is missing for the others."""
+    request, context = plan.request, plan.context
+    context.device = str(choose_device())
+    cells, missing = _with_data(plan.cells, context)
+    if cells:
+        write_request(plan.store.root, StoredRequest(plan.title, str(request.data.resolve()), tuple(cells)))
+    with request.watch(plan.title, cells, plan.store) as on_progress:
+        failed = request.engine(cells, plan.store, context, on_progress)
+    reasons = [next((failed[unit.key] for unit in cell.units() if unit.key in failed), "") for cell in cells]
+    told = list(zip(cells, reasons, strict=True))
+    failures = grouped(((cell.section, cell.label, reason), _stream(cell)) for cell, reason in told if reason)
+    missing += [
+        Item(f"{section}: {label}", f"failed on {shorten(streams)}: {reason}")
+        for (section, label, reason), streams in failures.items()
+    ]
+    missing += _not_run([cell for cell, reason in told if not reason], plan.store)
+    return replace(plan, missing=(*plan.missing, *missing), failed=failed)
+
+
 def _with_data(cells: Sequence[Cell], context: BenchContext) -> tuple[list[Cell], list[Item]]:
     """Return the cells whose images are all here, source images included, and for the others what is missing."""
-    problems: dict[object, DataError | None] = {}
-    present: list[Cell] = []
-    missing: dict[tuple[str, str], tuple[DataError, dict[str, None]]] = {}
+    problems: dict[object, Item | None] = {}
+    found = []
     for cell in cells:
         unit = cell.candidates[0].target
-        needs = (unit.dataset, unit.domains, unit.severities, unit.source)
+        needs = (cell.section, unit.dataset, unit.domains, unit.severities, unit.source)
         if needs not in problems:
             problems[needs] = _problem(cell, context)
-        problem = problems[needs]
-        if problem is None:
-            present.append(cell)
-        else:
-            missing.setdefault((cell.section, str(problem)), (problem, {}))[1][cell.label] = None
-    items = [
-        Item.of_error(f"{section}: {shorten(labels)}", problem) for (section, _), (problem, labels) in missing.items()
+        found.append((problems[needs], cell))
+    by_problem = grouped(found)
+    missing = [
+        replace(problem, subject=f"{problem.subject}: {shorten(dict.fromkeys(cell.label for cell in members))}")
+        for problem, members in by_problem.items()
+        if problem is not None
     ]
-    return present, items
+    return by_problem.get(None, []), missing
 
 
-def _problem(cell: Cell, context: BenchContext) -> DataError | None:
+def _problem(cell: Cell, context: BenchContext) -> Item | None:
     try:
         check_data(cell.units(), context)
     except DataError as error:
-        return error
+        return Item.of_error(cell.section, error)
     return None
-
-
-def _run(title: str, cells: Sequence[Cell], store: Store, context: BenchContext, request: Request) -> dict[str, str]:
-    if cells:
-        write_request(store.root, StoredRequest(title, str(request.data.resolve()), tuple(cells)))
-    with request.watch(title, cells, store) as on_progress:
-        return request.engine(cells, store, context, on_progress)
-
-
-def _failure(cell: Cell, failed: Mapping[str, str]) -> str | None:
-    return next((failed[unit.key] for unit in cell.units() if unit.key in failed), None)
-
-
-def _failures(cells: Sequence[Cell], failed: Mapping[str, str]) -> list[Item]:
-    """Return an entry for each method and reason, with the streams on which it failed."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for cell in cells:
-        if (reason := _failure(cell, failed)) is not None:
-            found.setdefault((cell.section, cell.label, reason), []).append(_stream(cell))
-    return [
-        Item(f"{section}: {label}", f"failed on {shorten(streams)}: {reason}")
-        for (section, label, reason), streams in found.items()
-    ]
 
 
 def _not_run(cells: Sequence[Cell], store: Store) -> list[Item]:
@@ -241,11 +214,8 @@ def _not_run(cells: Sequence[Cell], store: Store) -> list[Item]:
     done = {cell.section for cell in cells if complete(cell, store)}
     unfinished = [cell for cell in cells if not complete(cell, store)]
     items = [Item(name, "not run") for name in dict.fromkeys(c.section for c in unfinished) if name not in done]
-    streams: dict[tuple[str, str], list[str]] = {}
-    for cell in unfinished:
-        if cell.section in done:
-            streams.setdefault((cell.section, cell.label), []).append(_stream(cell))
-    return items + [Item(f"{s}: {label}", f"not run on {shorten(names)}") for (s, label), names in streams.items()]
+    streams = grouped((f"{c.section}: {c.label}", _stream(c)) for c in unfinished if c.section in done)
+    return items + [Item(subject, f"not run on {shorten(names)}") for subject, names in streams.items()]
 
 
 def _stream(cell: Cell) -> str:

@@ -1,34 +1,24 @@
 """One look for all figures, curves with the range of their seeds, and saving: colour-blind safe, readable in print."""
 
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
 from dpl.core.extras import optional
 
 __all__ = [
-    "COLOURS", "FORMATS", "axes", "colour", "cumulative_accuracy", "draw_band", "draw_runs", "save_figure",
+    "COLOURS", "FORMATS", "LOOK", "axes", "colour", "cumulative_accuracy", "draw_band", "draw_runs", "save_figure",
 ]  # fmt: skip
 
-# Okabe and Ito's palette.
-COLOURS = {
-    "source": "#7f7f7f",
-    "norm": "#999933",
-    "pl": "#d55e00",
-    "tent": "#0072b2",
-    "tsd": "#cc79a7",
-    "t3a": "#56b4e9",
-    "dpl_o": "#e69f00",
-    "dpl_star": "#56b4e9",
-    "dpl": "#009e73",
-    "dpl_dagger": "#117733",
-    "dpl_soft": "#332288",
-}
-_OTHERS = ("#aa4499", "#88ccee", "#882255", "#44aa99", "#661100")
+LOOK: Mapping[str, Any] = yaml.safe_load(files("dpl.reproduce").joinpath("figures.yaml").read_text(encoding="utf-8"))
+"""Titles, names, colours and markers of the figures."""
+COLOURS: Mapping[str, str] = LOOK["colours"]
 _LABEL_GAP = 0.06  # of the axis' height, between the names at the right ends of curves
 FORMATS = ("png", "svg", "pdf")
 _PALETTE = 128
@@ -39,7 +29,8 @@ Runs = Mapping[str, Sequence[NDArray[np.float64]]]
 
 def colour(method: str, index: int = 0) -> str:
     """Return the colour of a method; `index` tells apart those without one of their own."""
-    return COLOURS.get(method, _OTHERS[index % len(_OTHERS)])
+    others: list[str] = LOOK["other_methods"]
+    return COLOURS.get(method, others[index % len(others)])
 
 
 def axes(rows: int = 1, columns: int = 1, width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:

@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dpl.core.files import write_file
 from dpl.reproduce.document import Document
 
-__all__ = ["FORMATS", "Picture", "latex", "render", "write", "write_page"]
+__all__ = ["Picture", "latex", "render", "write"]
 
 FORMATS = ("md", "tex", "json")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~])")
@@ -31,9 +31,9 @@ class Picture:
     figure: Any
     alt: str
     headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[tuple[str, ...]]
     """A small table of what is drawn."""
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any]
     """Every drawn value, unrounded."""
     claim: str = ""
     """What the paper shows in its figure."""
@@ -43,20 +43,14 @@ def render(document: Document, suffix: str, picture: Picture | None = None) -> s
     """Return the document in the format of a file's suffix; a figure has a page in Markdown and JSON."""
     if suffix == "json":
         shown = {"claim": picture.claim, "alt": picture.alt, "data": dict(picture.data)} if picture else {}
-        return json.dumps(document.record() | shown, indent=1) + "\n"
+        return json.dumps(document.record() | shown, indent=1, default=lambda array: array.tolist()) + "\n"
     return _environment(suffix).get_template(f"table.{suffix}.j2").render(document=document, picture=picture)
 
 
-def write(document: Document, folder: Path) -> tuple[Path, ...]:
-    """Write a table as `<name>.md`, `.tex` and `.json` into a folder."""
-    return tuple(write_file(folder / f"{document.name}.{suffix}", render(document, suffix)) for suffix in FORMATS)
-
-
-def write_page(document: Document, picture: Picture, folder: Path) -> tuple[Path, ...]:
-    """Write the page of a figure and its data as `<name>.md` and `.json` into a folder."""
-    return tuple(
-        write_file(folder / f"{document.name}.{suffix}", render(document, suffix, picture)) for suffix in ("md", "json")
-    )
+def write(document: Document, folder: Path, picture: Picture | None = None) -> tuple[Path, ...]:
+    """Write a table as `<name>.md`, `.tex` and `.json` into a folder, the page of a figure as `.md` and `.json`."""
+    suffixes = ("md", "json") if picture else FORMATS
+    return tuple(write_file(folder / f"{document.name}.{s}", render(document, s, picture)) for s in suffixes)
 
 
 @cache

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,11 @@ from dpl.bench.section import load_file
 from dpl.core.errors import DataError, SettingError
 from dpl.core.settings import make_settings
 from dpl.reproduce import paper
-from dpl.reproduce.compare import compare
-from dpl.reproduce.document import Document, Item, differences, paper_notes
-from dpl.reproduce.layouts import LAYOUTS
+from dpl.reproduce.document import Document, Item
 from dpl.reproduce.plan import open_quietly
 from dpl.reproduce.render import write
-from dpl.reproduce.targets import Request, Result, register
+from dpl.reproduce.tables import make_document
+from dpl.reproduce.targets import Request, Result
 from dpl.training.supervised import LOSSES, EpochReport, SupervisedSpec, train_supervised
 
 __all__ = ["make_supervised"]
@@ -25,28 +23,23 @@ _UNSPECIFIED = (
     "The paper names the data set and the network; optimizer, schedule, augmentation, tau, eta and beta are ours."
 )
 
-
-Run = tuple[SupervisedSpec, dict[str, Any]]
-"""A finished training: what was asked for, and what it wrote."""
+Runs = dict[SupervisedSpec, dict[str, Any]]
+"""Finished trainings: what was asked for, and what it wrote."""
 
 
 def make_supervised(request: Request) -> Result:
     """Train with either loss, or resume training, and write the comparison."""
     specs = _specs(request)
-    missing: list[Item] = []
-    if request.run:
-        absent = _absence(specs[0], request.data)
-        missing += [absent] if absent else []
-        for spec in [] if absent else specs:
+    missing = _absence(specs[0], request.data) if request.run else []
+    if request.run and not missing:
+        for spec in specs:
             _train(spec, request)
-    done = [(spec, record) for spec in specs if (record := _finished(_folder(spec, request))) is not None]
-    if not missing:
-        finished = [spec for spec, _ in done]
-        missing = [Item(_title(spec), "not run") for spec in specs if spec not in finished]
-    if not done:
+    runs = {spec: record for spec in specs if (record := _finished(_folder(spec, request))) is not None}
+    missing = missing or [Item(_title(spec), "not run") for spec in specs if spec not in runs]
+    if not runs:
         reasons = "".join(f"\n{item.lines()}" for item in missing)
         raise DataError(f"supervised: {request.store} holds no finished run{reasons}")
-    document = _make_document(done, missing, request)
+    document = _make_document(runs, missing, request)
     return Result(write(document, request.out), document, missing=tuple(missing))
 
 
@@ -74,13 +67,13 @@ def _folder(spec: SupervisedSpec, request: Request) -> Path:
     return request.store / "supervised" / group / f"{spec.loss}_{spec.seed}"
 
 
-def _absence(spec: SupervisedSpec, data: Path) -> Item | None:
+def _absence(spec: SupervisedSpec, data: Path) -> list[Item]:
     try:
         for split in ("train", "test"):
             open_quietly(spec.dataset, data, split=split)
     except DataError as error:
-        return Item.of_error(spec.dataset, error)
-    return None
+        return [Item.of_error(spec.dataset, error)]
+    return []
 
 
 def _train(spec: SupervisedSpec, request: Request) -> None:
@@ -104,33 +97,25 @@ def _finished(folder: Path) -> dict[str, Any] | None:
     return record if record.get("result") else None
 
 
-def _make_document(runs: Sequence[Run], missing: Sequence[Item], request: Request) -> Document:
-    table = paper.load("supervised")
-    rows = [_row(spec, record) for spec, record in runs]
+def _make_document(runs: Runs, missing: list[Item], request: Request) -> Document:
+    rows = [_row(spec, record["result"]) for spec, record in runs.items()]
     sessions = dict.fromkeys(
         f"dpl {s['dpl']}, torch {s['torch']}, Python {s['python']}, {s['machine']}, {s['device']}"
-        for _, record in runs
+        for record in runs.values()
         for s in record["sessions"]
     )
-    return Document(
-        name="supervised",
-        title=table.title,
-        caution=request.caution,
-        grids=(compare(table, rows),),
-        differences=(_UNSPECIFIED, *differences(rows, LAYOUTS["supervised"]), *_shortened(runs[0][0])),
-        missing=request.anonymous_items(missing),
-        paper=tuple(Item(key, value) for key, value in table.protocol.items()),
-        notes=paper_notes(table),
-        protocol=tuple(Item(_title(spec), _outcome(record)) for spec, record in runs),
-        settings=tuple(Item(_title(spec), _settings(spec)) for spec, _ in runs),
+    document = make_document(
+        paper.load("supervised"), rows, missing, request,
+        protocol=tuple(Item(_title(spec), _outcome(record["result"])) for spec, record in runs.items()),
+        settings=tuple(Item(_title(spec), _settings(spec)) for spec in runs),
         versions=tuple(sessions),
-        command=request.anonymous(request.command),
-    )
+    )  # fmt: skip
+    found = (_UNSPECIFIED, *document.differences, *_shortened(next(iter(runs))))
+    return dataclasses.replace(document, differences=found)
 
 
-def _row(spec: SupervisedSpec, record: dict[str, Any]) -> dict[str, Any]:
+def _row(spec: SupervisedSpec, result: dict[str, Any]) -> dict[str, Any]:
     """Return a run as the row that the tables are made of."""
-    result = record["result"]
     return {
         "label": spec.loss, "section": "supervised", "dataset": spec.dataset, "domains": (spec.dataset,),
         "network": spec.network, "seed": spec.seed, "unit": f"{spec.loss} {spec.seed}", "n": result["test_images"],
@@ -138,8 +123,7 @@ def _row(spec: SupervisedSpec, record: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _outcome(record: dict[str, Any]) -> str:
-    result = record["result"]
+def _outcome(result: dict[str, Any]) -> str:
     return (
         f"{result['training_images']:,} training images, {result['test_images']:,} test images, last epoch; "
         f"with cosines to the prototypes as scores {result['cosine_accuracy']:.1f} % are right"
@@ -156,6 +140,3 @@ def _shortened(spec: SupervisedSpec) -> list[str]:
     if spec.epochs != SupervisedSpec.epochs:
         found.append(f"{spec.epochs} epochs; the recipe is made for {SupervisedSpec.epochs}.")
     return found
-
-
-register("supervised", paper.load("supervised").title, make_supervised)

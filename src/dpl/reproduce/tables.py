@@ -1,47 +1,52 @@
 """The paper's tables: run what can be run, put it beside the printed figures, write it down."""
 
 from collections.abc import Sequence
-from functools import partial
+from typing import Any
 
 from dpl.bench.section import Section
 from dpl.data.sets import normalise_name
 from dpl.reproduce import paper
 from dpl.reproduce.compare import column_group, compare, oracle
-from dpl.reproduce.document import Document, Item, paper_notes
-from dpl.reproduce.layouts import LAYOUTS, Row
+from dpl.reproduce.document import Document, Item
+from dpl.reproduce.layouts import Row
 from dpl.reproduce.paper import Table
 from dpl.reproduce.plan import nothing_measured, run_experiment
 from dpl.reproduce.render import write
-from dpl.reproduce.targets import Request, Result, experiment_file, register
+from dpl.reproduce.targets import Request, Result, experiment_file
 
 __all__ = ["make_document", "make_table"]
 
 
 def make_table(name: str, request: Request) -> Result:
     """Run or resume a table's experiment and write the table."""
-    table, layout = paper.load(name), LAYOUTS[name]
+    table = paper.load(name)
     path = experiment_file(name, request.config)
-    experiment = run_experiment(path, request, None if layout.open_rows else table.rows)
-    rows = [row for row in experiment.rows if layout.place(row) is not None]
+    experiment = run_experiment(path, request, None if table.layout.open_rows else table.rows)
+    rows = [row for row in experiment.rows if table.layout.place(row) is not None]
     if not rows:
         raise nothing_measured(name, request, experiment.missing)
-    missing = (*experiment.missing, *_not_planned(table, experiment.plan.sections, path.name))
+    missing = (*experiment.missing, *_not_planned(table, experiment.sections, path.name))
     document = make_document(table, rows, missing, request)
     return Result(write(document, request.out), document, experiment.failed, missing)
 
 
-def make_document(table: Table, rows: Sequence[Row], missing: Sequence[Item], request: Request) -> Document:
+def make_document(
+    table: Table, rows: Sequence[Row], missing: Sequence[Item], request: Request, **more: Any
+) -> Document:
     """Return the document of a table: a pure function of the printed figures, the measured rows and the request."""
+    number = f"Table {table.name.removeprefix('table')}: " if table.name.startswith("table") else ""
     beside = oracle(table, rows)
     return request.document(
         table.name,
-        f"{table.name.replace('table', 'Table ').capitalize()}: {table.title}",
+        f"{number}{table.title}",
         rows,
-        LAYOUTS[table.name],
+        table.layout,
         missing,
         grids=(compare(table, rows), *([beside] if beside else [])),
         paper=tuple(Item(key, value) for key, value in table.protocol.items()),
-        notes=paper_notes(table),
+        # Remarks on single cells are footnotes.
+        notes=tuple(Item(note.row or "", note.text) for note in table.notes if note.column is None),
+        **more,
     )
 
 
@@ -61,8 +66,3 @@ def _column_names(section: Section) -> set[str]:
     """Return the names under which a section's columns may stand in a table."""
     corrupted = f"{section.dataset}_c" if section.corrupt is not None else section.dataset
     return {normalise_name(section.name), normalise_name(corrupted)}
-
-
-for _name in paper.tables():
-    if _name != "supervised":
-        register(_name, paper.load(_name).title, partial(make_table, _name))

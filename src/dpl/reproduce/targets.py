@@ -1,15 +1,12 @@
-"""What `dpl reproduce` is asked for, what comes back, and the tables and figures by name.
-
-A new table or figure is a module in `_MODULES` that registers itself.
-"""
+"""What `dpl reproduce` is asked for, what comes back, and what makes each table and figure."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from importlib import import_module
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpl.bench import BenchContext, Cell, Store, run_cells
 from dpl.bench.engine import OnProgress
@@ -19,24 +16,19 @@ from dpl.core.extras import optional
 from dpl.reproduce.document import Document, Item, differences, protocol_items, setting_items, version_lines
 from dpl.reproduce.layouts import Layout, Row
 
-__all__ = [
-    "Engine", "Request", "Result", "Target", "Watch", "experiment_file", "find_target", "register", "targets",
-]  # fmt: skip
+__all__ = ["Request", "Result", "Target", "experiment_file", "find_target"]
 
-_QUICK_CAUTION = (
+_QUICK = (
     "Made with --quick, a few batches of each stream and no search: it shows that everything runs, and its figures "
-    "mean nothing. Adaptation needs longer streams to tell methods apart."
+    "mean nothing."
+)
+_ONE_BATCH = (
+    "One batch shows nothing about the methods, because each predicts a batch before it adapts to it; longer streams "
+    "tell them apart."
 )
 
 Watch = Callable[[str, Sequence[Cell], Store], AbstractContextManager[OnProgress]]
-"""Shows the progress of a run, given a title, the cells and the results folder."""
 Engine = Callable[[Sequence[Cell], Store, BenchContext, OnProgress], dict[str, str]]
-"""Runs cells and returns the errors by the unit's key."""
-
-
-@contextmanager
-def _silent(title: str, cells: Sequence[Cell], store: Store) -> Iterator[OnProgress]:
-    yield lambda event: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,33 +50,33 @@ class Request:
     run: bool = True
     """False: only what the store has is shown."""
     engine: Engine = run_cells
-    """What runs the cells."""
-    watch: Watch = _silent
+    """Runs cells and returns the errors by the unit's key."""
+    watch: Watch = lambda title, cells, store: nullcontext(lambda event: None)
+    """Shows the progress of a run."""
     say: Callable[[str], None] = lambda text: None
     """Takes a line on the progress of training."""
     command: str = ""
-
-    @property
-    def caution(self) -> str:
-        """The sentence that warns of figures from a quick run."""
-        return _QUICK_CAUTION if self.quick else ""
 
     def document(
         self, name: str, title: str, rows: Sequence[Row], layout: Layout, missing: Sequence[Item], **more: Any
     ) -> Document:
         """Return the document of measured rows: a pure function of them and of the request."""
+        if "protocol" not in more:
+            more |= {"protocol": protocol_items(rows), "settings": setting_items(rows), "versions": version_lines(rows)}
         return Document(
             name=name,
             title=title,
-            caution=self.caution,
+            caution=self._caution(rows),
             differences=differences(rows, layout),
-            missing=self.anonymous_items(missing),
-            protocol=protocol_items(rows),
-            settings=setting_items(rows),
-            versions=version_lines(rows),
+            missing=tuple(Item(i.subject, self.anonymous(i.text), self.anonymous(i.drawing)) for i in missing),
             command=self.anonymous(self.command),
             **more,
         )
+
+    def _caution(self, rows: Sequence[Row]) -> str:
+        """Return the sentences above figures that must not be taken seriously."""
+        short = self.quick or any(row["n"] <= row.get("batch_size", 0) for row in rows)
+        return " ".join([*([_QUICK] if self.quick else []), *([_ONE_BATCH] if short else [])])
 
     def anonymous(self, text: str) -> str:
         """Return a text without this machine's folders: what is written may be handed on."""
@@ -96,10 +88,6 @@ class Request:
             text = re.sub(rf"{re.escape(path)}(?![\w-])", name, text)
         return text
 
-    def anonymous_items(self, items: Sequence[Item]) -> tuple[Item, ...]:
-        """Return entries without this machine's folders."""
-        return tuple(Item(item.subject, self.anonymous(item.text), self.anonymous(item.drawing)) for item in items)
-
 
 @dataclass(frozen=True)
 class Result:
@@ -107,55 +95,41 @@ class Result:
 
     files: tuple[Path, ...]
     document: Document | None = None
-    failed: dict[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[Item, ...] = ()
     """As in the document, with the folders of this machine."""
 
 
-_MODULES = ("dpl.reproduce.tables", "dpl.reproduce.supervised", "dpl.reproduce.figures", "dpl.reproduce.embeddings")
-
-Make = Callable[[Request], Result]
-
-
-@dataclass(frozen=True)
-class Target:
-    """A table or figure of the paper: its name, what it shows, and what makes it."""
+class Target(NamedTuple):
+    """A table or figure of the paper: its name, and what makes it."""
 
     name: str
-    purpose: str
-    make: Make
-
-
-_registered: dict[str, Target] = {}
-
-
-def register(name: str, purpose: str, make: Make) -> None:
-    """Add a target."""
-    _registered[name] = Target(name, purpose, make)
-
-
-def targets() -> dict[str, Target]:
-    """Return every target by its name."""
-    for library in ("pandas", "jinja2"):
-        optional(library, "bench")
-    for module in _MODULES:
-        import_module(module)
-    return dict(_registered)
+    make: Callable[[Request], Result]
 
 
 def find_target(name: str) -> Target:
     """Return the target of that name, or raise an error that names the nearest."""
-    known = targets()
-    if name not in known:
-        raise SettingError(f"{name!r} is no table or figure that can be reproduced. {did_you_mean(name, known)}")
-    return known[name]
+    for library in ("pandas", "jinja2"):
+        optional(library, "bench")
+    from dpl.reproduce import embeddings, figures, paper, supervised, tables  # these need the libraries, and this file
+
+    makers: dict[str, Callable[[Request], Result]] = {
+        **{table: partial(tables.make_table, table) for table in paper.tables()},
+        "supervised": supervised.make_supervised,
+        "fig1": figures.make_figure1,
+        "fig2": embeddings.make_figure2,
+        "fig3": embeddings.make_figure3,
+        "fig4": figures.make_figure4,
+        "fig5": figures.make_figure5,
+    }
+    if name not in makers:
+        raise SettingError(f"{name!r} is no table or figure that can be reproduced. {did_you_mean(name, makers)}")
+    return Target(name, makers[name])
 
 
 def experiment_file(name: str, given: Path | None) -> Path:
     """Return the experiment file that was asked for, or the one that belongs to a target."""
-    if given is not None:
-        return given
-    place = SHIPPED / f"{name}.yaml"
-    if place.is_file():
-        return place
-    raise SettingError(f"no experiment file {name}.yaml in {SHIPPED}; name one with --config FILE")
+    path = given or SHIPPED / f"{name}.yaml"
+    if given is None and not path.is_file():
+        raise SettingError(f"no experiment file {name}.yaml in {SHIPPED}; name one with --config FILE")
+    return path

@@ -8,16 +8,16 @@ Rows are named like our methods, columns like our data sets. A printed average l
 printed improvement the column and row it compares with, so that both can be recomputed from measured figures.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
 from typing import Any
 
 import yaml
 
 from dpl.core.errors import DataError, SettingError, did_you_mean
+from dpl.reproduce.layouts import PLACES, Layout
 
 __all__ = ["Improvement", "Note", "PrintedCell", "Table", "load", "tables"]
 
@@ -53,7 +53,7 @@ class Improvement:
         return row.rpartition("+")[0] if self.over == "partner" else self.over
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of the paper: `accuracy` (higher is better) or `error` (lower is better), all in percent."""
 
@@ -62,13 +62,16 @@ class Table:
     metric: str
     decimals: int
     protocol: Mapping[str, str]
+    layout: Layout
     columns: tuple[str, ...]
-    averages: Mapping[str, tuple[str, ...]]
+    averages: Mapping[str, Sequence[str]]
+    """The columns behind each average; an average of averages comes after them."""
     improvements: Mapping[str, Improvement]
     printed_as: Mapping[str, str]
+    """The paper's names of the rows."""
     cells: Mapping[tuple[str, str], PrintedCell]
-    # Averages whose last digit is not that of the printed cells' mean, though unrounded cells could give it.
-    last_digit: frozenset[tuple[str, str]]
+    last_digit: frozenset[tuple[str, ...]]
+    """Averages whose last digit is not that of the printed cells' mean, though unrounded cells could give it."""
     notes: tuple[Note, ...]
 
     @property
@@ -82,19 +85,15 @@ class Table:
             raise SettingError(f"{self.name} has no column {column!r}. {did_you_mean(column, self.columns)}")
         return self.cells.get((row, column))
 
-    def label(self, row: str) -> str:
-        """Return the name under which the paper prints the row."""
-        return self.printed_as[row]
-
     def digits(self, column: str) -> int:
         """Return the decimals with which the column is printed; summaries always have one."""
         return 1 if column in self.averages or column in self.improvements else self.decimals
 
 
 def tables() -> list[str]:
-    """List the names that `load` knows."""
-    names = (entry.name for entry in files(__name__).iterdir())
-    return sorted((n.removesuffix(".yaml") for n in names if n.endswith(".yaml")), key=_printed_order)
+    """List the names that `load` knows: numbered tables, then what the text alone gives."""
+    names = [entry.name.removesuffix(".yaml") for entry in files(__name__).iterdir() if entry.name.endswith(".yaml")]
+    return sorted(names, key=lambda name: (not name.startswith("table"), name))
 
 
 @cache
@@ -103,44 +102,31 @@ def load(table: str) -> Table:
     if table not in tables():
         raise SettingError(f"the paper has no table {table!r}. {did_you_mean(table, tables())}")
     content = yaml.safe_load(files(__name__).joinpath(f"{table}.yaml").read_text(encoding="utf-8"))
-    columns = tuple(content["columns"])
     notes = tuple(Note(**note) for note in content["notes"])
     return Table(
         name=table,
-        title=content["title"],
-        metric=content["metric"],
-        decimals=content["decimals"],
-        protocol=MappingProxyType(content["protocol"]),
-        columns=columns,
-        averages=MappingProxyType({name: tuple(of) for name, of in content.get("averages", {}).items()}),
-        improvements=MappingProxyType(
-            {name: Improvement(**of) for name, of in content.get("improvements", {}).items()}
-        ),
-        printed_as=MappingProxyType(content["printed_as"]),
-        cells=MappingProxyType(_cells(table, content, columns, notes)),
-        last_digit=frozenset((row, column) for row, column in content["last_digit"]),
+        layout=Layout(**content["layout"] | {"place": PLACES[content["layout"]["place"]]}),
+        columns=tuple(content["columns"]),
+        averages=content.get("averages", {}),
+        improvements={name: Improvement(**gain) for name, gain in content.get("improvements", {}).items()},
+        cells=_cells(table, content, notes),
+        last_digit=frozenset(map(tuple, content["last_digit"])),
         notes=notes,
+        **{name: content[name] for name in ("title", "metric", "decimals", "protocol", "printed_as")},
     )
 
 
-def _cells(
-    table: str, content: Mapping[str, Any], columns: tuple[str, ...], notes: tuple[Note, ...]
-) -> dict[tuple[str, str], PrintedCell]:
+def _cells(table: str, content: Mapping[str, Any], notes: tuple[Note, ...]) -> dict[tuple[str, str], PrintedCell]:
     """Pair every printed figure with its row, its column and the marks set on it."""
     misprints = {(mark["row"], mark["column"]): mark["why"] for mark in content["misprints"]}
     cells: dict[tuple[str, str], PrintedCell] = {}
+    columns = content["columns"]
     for row, figures in content["rows"].items():
         if len(figures) != len(columns):
             raise DataError(f"{table}.yaml: row {row!r} has {len(figures)} figures for {len(columns)} columns")
         for column, figure in zip(columns, figures, strict=True):
-            if figure is None:
-                continue
-            value, deviation = figure if isinstance(figure, list) else (figure, None)
-            remarks = tuple(n.text for n in notes if (n.row, n.column) == (row, column))
-            cells[row, column] = PrintedCell(value, deviation, misprints.get((row, column)), remarks)
+            if figure is not None:
+                value, deviation = figure if isinstance(figure, list) else (figure, None)
+                remarks = tuple(n.text for n in notes if (n.row, n.column) == (row, column))
+                cells[row, column] = PrintedCell(value, deviation, misprints.get((row, column)), remarks)
     return cells
-
-
-def _printed_order(name: str) -> tuple[bool, str]:
-    """Sort numbered tables first; what the text alone gives comes after."""
-    return not name.startswith("table"), name
