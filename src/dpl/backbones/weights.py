@@ -160,14 +160,18 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Return the tensors of a weight file; raise DataError, naming the file, for anything else."""
     path = Path(path)
     head = _first_bytes(path)
-    if _is_safetensors(head):
-        checkpoint = Checkpoint(_read_safetensors(path), ordered=False)
-    elif head.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive, or a pickle as torch.save once wrote
-        checkpoint = Checkpoint(_unwrap(_read_torch(path), path), ordered=True)
-    else:
+    safe = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LARGEST_HEADER
+    if not safe and not head.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive, or a pickle of old torch.save
         raise DataError(f"{path} is {_describe(head)}; {_ACCEPTED}.")
-    _check_plain(checkpoint.tensors, path)
-    return checkpoint
+    try:
+        content = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # untrusted bytes make the readers fail in many ways; all mean the same
+        raise DataError(f"{path} {_why_refused(error)}") from error
+    tensors = content if safe else _unwrap(content, path)
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise DataError(f"{path}: {name} is sparse, quantized or without values; expected plain tensors.")
+    return Checkpoint(tensors, ordered=not safe)
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -178,10 +182,6 @@ def _first_bytes(path: Path) -> bytes:
         return file.read(512)
 
 
-def _is_safetensors(head: bytes) -> bool:
-    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LARGEST_HEADER
-
-
 def _describe(head: bytes) -> str:
     if not head:
         return "empty: the download failed"
@@ -190,20 +190,6 @@ def _describe(head: bytes) -> str:
     if head.startswith(b"version https://git-lfs"):
         return "a git-lfs pointer, not the file itself: run `git lfs pull` where it came from"
     return "no checkpoint, or damaged in its first bytes"
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except Exception as error:  # as below
-        raise DataError(f"{path} is truncated, damaged or no checkpoint ({error}); fetch it again.") from error
-
-
-def _read_torch(path: Path) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # untrusted bytes make the reader fail in many ways; all mean the same
-        raise DataError(f"{path} {_why_refused(error)}") from error
 
 
 def _why_refused(error: Exception) -> str:
@@ -228,9 +214,3 @@ def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
         if tensors:
             return tensors
     raise DataError(f"{path} holds no state dict; expected tensors by name, alone or under {', '.join(_WRAPPERS)}.")
-
-
-def _check_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
-    for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise DataError(f"{path}: {name} is sparse, quantized or without values; expected plain tensors.")

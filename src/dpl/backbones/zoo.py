@@ -1,5 +1,6 @@
 """Networks by name: built in, of timm, `torchvision/<name>`, your own `package.module:build` or an entry point."""
 
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,10 @@ def available(pattern: str = "*") -> list[str]:
 
     Names of timm and torchvision are included if those packages are installed.
     """
-    names = [*OWN, *entry_points(_GROUP), *_listed(_timm_names), *_listed(_torchvision_names)]
+    names = [*OWN, *entry_points(_GROUP)]
+    for others in (_timm_names, _torchvision_names):
+        with suppress(MissingExtraError):
+            names += others()
     return [name for name in names if fnmatchcase(name, pattern)]
 
 
@@ -117,14 +121,6 @@ def _timm_names() -> list[str]:
 def _torchvision_names() -> list[str]:
     models = optional("torchvision.models", "bench")
     return [_TORCHVISION + name for name in models.list_models(module=models)]
-
-
-def _listed(source: Any) -> list[str]:
-    try:
-        names: list[str] = source()
-    except MissingExtraError:
-        return []
-    return names
 
 
 def _unknown(name: str) -> SettingError:
