@@ -2,15 +2,20 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from dpl.bench import BenchContext, Cell, ExperimentGrid, FileLocations, Store, read_grid
+from dpl.bench.images import check_data, check_networks
+from dpl.bench.plans import StoredRequest, write_request
+from dpl.bench.selection import runnable_units
+from dpl.bench.tables import MeasuredTable, cell_rows, measured_tables
 from dpl.cli.console import print_json, print_table, warn
 from dpl.cli.engines import add_engine_arguments, run_with
 from dpl.cli.models import check_counts
+from dpl.cli.progress import watched
 from dpl.core.errors import SettingError, did_you_mean
-
-if TYPE_CHECKING:
-    from dpl.bench import BenchContext, Cell, ExperimentGrid, MeasuredTable, Store
 
 __all__ = ["add_arguments", "run"]
 
@@ -35,9 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run what is missing and print the tables."""
-    from dpl.bench import BenchContext, FileLocations, Store, read_grid
-    from dpl.bench.images import check_data, check_networks
-
     check_counts(args, "limit", "workers", "threads")
     places = FileLocations(args.data, args.weights or args.data / "weights", args.file.parent)
     grid = read_grid(args.file, places, limit=args.limit)
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _chosen_cells(grid: "ExperimentGrid", words: list[str]) -> "list[Cell]":
+def _chosen_cells(grid: ExperimentGrid, words: list[str]) -> list[Cell]:
     """Return the cells that fit every `--only`; a value that fits none is an error naming the nearest."""
     cells = list(grid.cells)
     for word in words:
@@ -73,7 +75,7 @@ def _chosen_cells(grid: "ExperimentGrid", words: list[str]) -> "list[Cell]":
     return cells
 
 
-def _values(cell: "Cell", key: str) -> set[str]:
+def _values(cell: Cell, key: str) -> set[str]:
     """Return what a cell has of one key of `--only`."""
     target = cell.candidates[0].target
     values = {"method": [cell.label], "target": target.domains, "seed": [cell.seed], "section": [cell.section]}
@@ -81,22 +83,15 @@ def _values(cell: "Cell", key: str) -> set[str]:
 
 
 def _run(
-    args: argparse.Namespace, grid: "ExperimentGrid", cells: "list[Cell]", store: "Store", context: "BenchContext"
+    args: argparse.Namespace, grid: ExperimentGrid, cells: list[Cell], store: Store, context: BenchContext
 ) -> dict[str, str]:
-    import torch
-
-    from dpl.bench.plans import StoredRequest, write_request
-    from dpl.cli.progress import watched
-
     torch.set_num_threads(args.threads or max(1, torch.get_num_threads() // args.workers))
     write_request(store.root, StoredRequest(grid.title, str(args.data.resolve()), tuple(cells)))
     with watched(grid.title, cells, store, quiet=args.json) as on_progress:
         return run_with(args, cells, store, context, on_progress)
 
 
-def _print_plan(cells: "list[Cell]", store: "Store", as_json: bool) -> None:
-    from dpl.bench.selection import runnable_units
-
+def _print_plan(cells: list[Cell], store: Store, as_json: bool) -> None:
     rows: list[dict[str, Any]] = [
         {
             "section": cell.section,
@@ -115,10 +110,8 @@ def _print_plan(cells: "list[Cell]", store: "Store", as_json: bool) -> None:
 
 
 def _print_results(
-    grid: "ExperimentGrid", cells: "list[Cell]", store: "Store", failed: dict[str, str], as_json: bool
+    grid: ExperimentGrid, cells: list[Cell], store: Store, failed: dict[str, str], as_json: bool
 ) -> None:
-    from dpl.bench import cell_rows, measured_tables
-
     rows = cell_rows(cells, store)
     if as_json:
         print_json({"title": grid.title, "rows": rows, "failed": failed})
@@ -129,7 +122,7 @@ def _print_results(
         warn(f"failed: {error}")
 
 
-def _print_measured(table: "MeasuredTable") -> None:
+def _print_measured(table: MeasuredTable) -> None:
     made = ", regenerated corruptions" if table.regenerated else ""
     title = (
         f"{table.section}: online accuracy in percent, {table.protocol}{made}, "

@@ -2,14 +2,15 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-from dpl.core.errors import SettingError
+import torch
+
+from dpl.bench import BenchContext, Cell, Store, run_cells, run_in_processes
+from dpl.bench.engine import OnProgress
+from dpl.bench.ray import RayOptions, run_on_ray
+from dpl.bench.slurm import SlurmOptions, run_on_slurm
+from dpl.cli.models import parse_settings
 from dpl.core.extras import choose_device
-
-if TYPE_CHECKING:
-    from dpl.bench import BenchContext, Cell, Store
-    from dpl.bench.engine import OnProgress
 
 __all__ = ["add_engine_arguments", "run_with"]
 
@@ -32,47 +33,22 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with(
-    args: argparse.Namespace,
-    cells: "Sequence[Cell]",
-    store: "Store",
-    context: "BenchContext",
-    on_progress: "OnProgress",
+    args: argparse.Namespace, cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress
 ) -> dict[str, str]:
     """Run the cells with the engine that was asked for; return the errors by the unit's key."""
-    from dpl.bench import run_cells, run_in_processes
-
-    if args.engine != "serial":
-        needs = {
-            "cpus": args.cpus_per_unit or float(args.threads or 1), "gpus": args.gpus_per_unit,
-            "memory_gb": args.memory_per_unit, "retries": args.retries,
-        }  # fmt: skip
+    if args.engine == "serial":
+        context.device = str(choose_device(args.device))
+        if args.workers > 1:
+            return run_in_processes(cells, store, context, args.workers, torch.get_num_threads(), on_progress)
+        return run_cells(cells, store, context, on_progress)
+    needs = {
+        "cpus": args.cpus_per_unit or float(args.threads or 1), "gpus": args.gpus_per_unit,
+        "memory_gb": args.memory_per_unit, "retries": args.retries,
+    }  # fmt: skip
     if args.engine == "ray":
-        from dpl.bench.ray import RayOptions, run_on_ray
-
         return run_on_ray(cells, store, context, on_progress, RayOptions(address=args.address, **needs))
-    if args.engine == "slurm":
-        from dpl.bench.slurm import SlurmOptions, run_on_slurm
-
-        extra = dict(_parameter(word) for word in args.slurm)
-        known = {name: extra.pop(name) for name in ("hours", "executor") if name in extra}
-        further = {f"slurm_{name}": value for name, value in extra.items()}
-        options = SlurmOptions(jobs=args.workers, extra=further, **needs, **known)
-        return run_on_slurm(cells, store, context, on_progress, options)
-    context.device = str(choose_device(args.device))
-    if args.workers > 1:
-        import torch
-
-        return run_in_processes(cells, store, context, args.workers, torch.get_num_threads(), on_progress)
-    return run_cells(cells, store, context, on_progress)
-
-
-def _parameter(word: str) -> tuple[str, Any]:
-    name, equals, value = word.partition("=")
-    if not (name and equals and value):
-        raise SettingError(f"--slurm {word}: expected KEY=VALUE, e.g. --slurm partition=gpu")
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+    extra = parse_settings(args.slurm, "--slurm", "partition=gpu", kinds=(int, float))
+    known = {name: extra.pop(name) for name in ("hours", "executor") if name in extra}
+    further = {f"slurm_{name}": value for name, value in extra.items()}
+    options = SlurmOptions(jobs=args.workers, extra=further, **needs, **known)
+    return run_on_slurm(cells, store, context, on_progress, options)
