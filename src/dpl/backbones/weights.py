@@ -24,9 +24,10 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")
 _LARGEST_HEADER = 100_000_000  # the safetensors format's own limit
 _PREFIXES = ("module.", "model.", "network.")
 # PyTorch spells weight norm in two ways, by hooks and by parametrizations; a file may have the other one.
-_HOOKS = (".weight_g", ".weight_v")
-_PARAMETRIZATIONS = (".parametrizations.weight.original0", ".parametrizations.weight.original1")
-_WEIGHT_NORM = (*zip(_HOOKS, _PARAMETRIZATIONS, strict=True), *zip(_PARAMETRIZATIONS, _HOOKS, strict=True))
+_WEIGHT_NORM = (
+    (".weight_g", ".parametrizations.weight.original0"),
+    (".weight_v", ".parametrizations.weight.original1"),
+)
 _Tensors = Mapping[str, Tensor]
 
 
@@ -83,10 +84,11 @@ def _by_name(tensors: _Tensors, expected: _Tensors, path: str | Path) -> dict[st
 def _translate(name: str, expected: _Tensors) -> str:
     while name not in expected and name.startswith(_PREFIXES):
         name = name.partition(".")[2]
-    for ending, other in _WEIGHT_NORM:
-        renamed = name.removesuffix(ending) + other
-        if name.endswith(ending) and renamed in expected:
-            return renamed
+    for pair in _WEIGHT_NORM:
+        for ending, other in (pair, pair[::-1]):
+            renamed = name.removesuffix(ending) + other
+            if name.endswith(ending) and renamed in expected:
+                return renamed
     return name
 
 
@@ -102,11 +104,10 @@ def _by_position(file: Checkpoint, expected: _Tensors, path: str | Path) -> dict
 
 
 def _agree_in_order(tensors: _Tensors, expected: _Tensors) -> bool:
-    signatures = [
-        [(name.rpartition(".")[2], tuple(tensor.shape)) for name, tensor in state.items()]
-        for state in (tensors, expected)
-    ]
-    return signatures[0] == signatures[1]
+    def kinds(state: _Tensors) -> list[tuple[str, torch.Size]]:
+        return [(name.rpartition(".")[2], tensor.shape) for name, tensor in state.items()]
+
+    return kinds(tensors) == kinds(expected)
 
 
 def _compare(found: _Tensors, expected: _Tensors, loaded: int) -> LoadReport:
@@ -119,13 +120,10 @@ def _compare(found: _Tensors, expected: _Tensors, loaded: int) -> LoadReport:
 
 def _misfit(report: LoadReport, file: Checkpoint, found: _Tensors, expected: _Tensors, path: str | Path) -> str:
     shapes = [f"{n} {list(found[n].shape)} (network: {list(expected[n].shape)})" for n in report.mismatched]
+    differences = {"missing": report.missing, "not in the network": report.unexpected, "of another shape": shapes}
     parts = [
         f"{len(names)} {what}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
-        for what, names in (
-            ("missing", report.missing),
-            ("not in the network", report.unexpected),
-            ("of another shape", shapes),
-        )
+        for what, names in differences.items()
         if names
     ]
     return f"{path} does not fit the network: {'; '.join(parts)}. {_advice(report, file, found, expected)}"
