@@ -1,4 +1,4 @@
-"""Networks by name: built in, of timm, `torchvision/<name>`, your own `package.module:build` or an entry point."""
+"""Networks by name: built in, of timm, `torchvision/<name>`, `package.module:build`, an entry point, or a folder."""
 
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from dpl.backbones.normalise import Normalise, with_normalisation
+from dpl.backbones.pretrained import build_pretrained, is_pretrained_folder
 from dpl.backbones.records import OWN
 from dpl.backbones.weights import load_weights
 from dpl.core.errors import MissingExtraError, SettingError, did_you_mean
@@ -33,7 +34,8 @@ def create(
     one it was trained with. `weights` is a checkpoint file, loaded strictly by name (see `load_weights`);
     `pretrained=True` lets timm or torchvision download their weights instead. Without either, the weights are random.
     `num_classes` defaults to that of the published weights. `package.module:build` calls `build(num_classes=...)`, a
-    function of your own; so does the name of an entry point in the group `dpl.backbones`.
+    function of your own; so does the name of an entry point in the group `dpl.backbones`. A folder that transformers
+    wrote holds a network with its weights, its normalisation and its number of classes.
     """
     if num_classes is not None and num_classes < 1:
         raise SettingError(f"num_classes={num_classes}: expected 1 or more.")
@@ -62,6 +64,8 @@ def _build(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Mod
     """Return the network without normalisation, and its default normalisation."""
     if name in OWN:
         return _build_own(name, num_classes, pretrained)
+    if is_pretrained_folder(name):
+        return build_pretrained(Path(name), num_classes)
     if ":" in name or name in entry_points(_GROUP):
         return _build_imported(name, num_classes, pretrained), "none"
     if name.startswith(_TORCHVISION):

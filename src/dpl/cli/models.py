@@ -11,6 +11,7 @@ import yaml
 from torch import Tensor, nn
 
 from dpl.backbones import OWN, create
+from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
 from dpl.backbones.weights import read_checkpoint
 from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import choose_device, import_object
@@ -36,7 +37,7 @@ def add_model_arguments(
         required=required,
         metavar="NAME_OR_FILE",
         help="network name (timm, torchvision/NAME, built-in or package.module:build), weight file, or folder written "
-        "by dpl train",
+        "by dpl train or by transformers",
     )
     parser.add_argument(
         "--network", metavar="NAME", help="architecture, if --model is a weight file without a record of dpl train"
@@ -59,6 +60,8 @@ def training_record(args: argparse.Namespace) -> dict[str, Any]:
     """Return what is known of the model: its network and image size, if `dpl train` made it, and its classes."""
     path = Path(args.model)
     named = {} if args.classes is None else {"classes": class_names(args.classes)}
+    if is_pretrained_folder(folder := args.network or args.model):
+        return pretrained_record(Path(folder)) | named
     beside = (path if path.is_dir() else path.parent) / "train.json"
     if not path.exists() or not beside.is_file():
         return named
@@ -99,14 +102,15 @@ def source_network(
         import_object(module)
     path = Path(args.model)
     weights, name = args.weights, args.network or args.model
-    if path.exists():
+    with_weights = is_pretrained_folder(name) or args.pretrained
+    if path.exists() and not is_pretrained_folder(path):
         weights = path / "best.safetensors" if path.is_dir() else path
         name = args.network or record.get("network")
         if name is None:
             raise SettingError(f"--model {path} contains weights only; name the architecture with --network NAME")
     count = len(classes) if classes else _head_size(name, weights) if weights is not None else None
     network = create(name, num_classes=count, weights=weights, pretrained=args.pretrained)
-    if weights is None and not (args.pretrained or args.random_weights):
+    if weights is None and not (with_weights or args.random_weights):
         raise SettingError(
             f"--model {name} names a network without trained weights: give --weights FILE or --pretrained "
             "(or --random-weights, to try things out)"
@@ -125,9 +129,10 @@ def _input_size(name: str, network: nn.Module) -> int:
     if name in OWN:
         return int(OWN[name].input_size)
     for module in network.modules():
-        size = (getattr(module, "pretrained_cfg", None) or {}).get("input_size")
-        if size:
+        if size := (getattr(module, "pretrained_cfg", None) or {}).get("input_size"):  # of timm
             return int(size[-1])
+        if isinstance(side := getattr(getattr(module, "config", None), "image_size", None), int):  # of transformers
+            return side
     return 224
 
 
