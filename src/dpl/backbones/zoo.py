@@ -66,11 +66,12 @@ def _build(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Mod
         return _build_own(name, num_classes, pretrained)
     if is_pretrained_folder(name):
         return build_pretrained(Path(name), num_classes)
+    sizes = {} if num_classes is None else {"num_classes": num_classes}
     if ":" in name or name in entry_points(_GROUP):
-        return _build_imported(name, num_classes, pretrained), "none"
+        return _build_imported(name, sizes, pretrained), "none"
     if name.startswith(_TORCHVISION):
-        return _build_torchvision(name, num_classes, pretrained), "imagenet"
-    return _build_timm(name, num_classes, pretrained)
+        return _build_torchvision(name, sizes, pretrained), "imagenet"
+    return _build_timm(name, sizes, pretrained)
 
 
 def _build_own(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Module, Normalise]:
@@ -81,39 +82,36 @@ def _build_own(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn
     return record.build(num_classes or record.classes), record.normalise
 
 
-def _build_imported(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
+def _build_imported(name: str, sizes: dict[str, int], pretrained: bool) -> nn.Module:
     """Call the function that a path or an entry point names; it gets `num_classes` if that is known."""
     build = import_object(name) if ":" in name else entry_points(_GROUP)[name].load()
     if pretrained:
         raise SettingError(f"pretrained=True: {name} is a network of your own; pass weights=<file>.")
     if not callable(build):
         raise SettingError(f"{name} is {type(build).__name__}: expected a function or class that makes a network.")
-    network = build() if num_classes is None else build(num_classes=num_classes)
+    network = build(**sizes)
     if not isinstance(network, nn.Module):
         raise SettingError(f"{name} returned {type(network).__name__}: expected a torch.nn.Module.")
     return network
 
 
-def _build_torchvision(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
+def _build_torchvision(name: str, sizes: dict[str, int], pretrained: bool) -> nn.Module:
     models = optional("torchvision.models", "bench")
     if name not in _torchvision_names():
         raise _unknown(name)
-    settings: dict[str, Any] = {"weights": "DEFAULT" if pretrained else None}
-    if num_classes is not None:
-        settings["num_classes"] = num_classes
+    weights = "DEFAULT" if pretrained else None
     try:
-        network: nn.Module = models.get_model(name.removeprefix(_TORCHVISION), **settings)
+        network: nn.Module = models.get_model(name.removeprefix(_TORCHVISION), weights=weights, **sizes)
     except ValueError as error:
-        raise SettingError(f"{name} cannot be built with num_classes={num_classes}: {error}") from error
+        raise SettingError(f"{name} cannot be built with num_classes={sizes.get('num_classes')}: {error}") from error
     return network
 
 
-def _build_timm(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Module, Normalise]:
+def _build_timm(name: str, sizes: dict[str, int], pretrained: bool) -> tuple[nn.Module, Normalise]:
     timm = optional("timm", "bench")
     if not timm.is_model(name):
         raise _unknown(name)
-    settings = {} if num_classes is None else {"num_classes": num_classes}
-    network: nn.Module = timm.create_model(name, pretrained=pretrained, **settings)
+    network: nn.Module = timm.create_model(name, pretrained=pretrained, **sizes)
     trained: Any = network.pretrained_cfg
     return network, (trained["mean"], trained["std"])
 
