@@ -21,16 +21,16 @@ docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Wheel and source archive, checked, and the wheel tried in an empty environment.
+# Wheel and source archive, checked, and the wheel tried in an empty environment outside the checkout.
 dist: $(STAMP)
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
-	$(PYTHON) -m venv dist/environment
-	dist/environment/bin/pip install $(PIP_OPTIONS) -c constraints.txt torch numpy
-	dist/environment/bin/pip install $(PIP_OPTIONS) dist/*.whl
-	cd dist && environment/bin/dpl --help && environment/bin/python -m dpl list
-	rm -rf dist/environment
+	trial=$$(mktemp -d) && trap 'rm -rf "$$trial"' EXIT && \
+	$(PYTHON) -m venv "$$trial" && \
+	"$$trial/bin/pip" install $(PIP_OPTIONS) -c constraints.txt torch numpy && \
+	"$$trial/bin/pip" install $(PIP_OPTIONS) "$$(echo $(CURDIR)/dist/*.whl)[demo]" && \
+	cd "$$trial" && bin/dpl --help && bin/python -m dpl list && bin/dpl demo
 
 # In full; more than an hour on two cores. Stopped and started again, it goes on where it was.
 abuse: $(STAMP)

@@ -1,12 +1,13 @@
 """Tiny networks of the usual families: seconds on a CPU, for tests, examples and dry runs."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpl.backbones.cifar import conv3x3
+from dpl.backbones.cifar import MeanPool, conv3x3
 
 __all__ = ["DebugCNN", "DebugMixer", "DebugViT", "group_norm"]
 
@@ -16,21 +17,15 @@ def group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(4, channels)
 
 
-class DebugCNN(nn.Module):
-    """Three convolution stages of 8, 16 and 32 channels with a norm layer each."""
+class DebugCNN(nn.Sequential):
+    """Three convolution stages of 8, 16 and 32 channels with a norm layer each; 32 features."""
 
     def __init__(self, num_classes: int, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
-        super().__init__()
-        self.layer1 = nn.Sequential(conv3x3(3, 8), norm(8), nn.ReLU())
-        self.layer2 = nn.Sequential(conv3x3(8, 16, 2), norm(16), nn.ReLU())
-        self.layer3 = nn.Sequential(conv3x3(16, 32, 2), norm(32), nn.ReLU())
-        self.fc = nn.Linear(32, num_classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, C] for images [B, 3, H, W]."""
-        x = self.layer3(self.layer2(self.layer1(images)))
-        logits: Tensor = self.fc(x.mean(dim=(2, 3)))  # features [B, 32]
-        return logits
+        layers: dict[str, nn.Module] = {
+            f"layer{i}": nn.Sequential(conv3x3(inputs, outputs, stride), norm(outputs), nn.ReLU())
+            for i, (inputs, outputs, stride) in enumerate(((3, 8, 1), (8, 16, 2), (16, 32, 2)), 1)
+        }
+        super().__init__(OrderedDict(layers, pool=MeanPool(), fc=nn.Linear(32, num_classes)))
 
 
 class _Attention(nn.Module):

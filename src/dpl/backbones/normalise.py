@@ -46,16 +46,12 @@ def with_normalisation(network: nn.Module, normalise: Normalise) -> nn.Module:
     """Return `network` behind its normalisation layer, or itself if `normalise` is "none"."""
     if normalise == "none":
         return network
-    if isinstance(normalise, str):
-        if normalise not in PRESETS:
-            raise SettingError(
-                f"normalise={normalise!r} is unknown; expected one of {', '.join(sorted(PRESETS))}, none, "
-                "or a pair (mean, std) with one value per channel."
-            )
-        mean, std = PRESETS[normalise]
-    else:
-        mean, std = _checked(normalise)
-    return Normalized(network, mean, std)
+    if isinstance(normalise, str) and normalise not in PRESETS:
+        raise SettingError(
+            f"normalise={normalise!r} is unknown; expected one of {', '.join(sorted(PRESETS))}, none, "
+            "or a pair (mean, std) with one value per channel."
+        )
+    return Normalized(network, *_checked(PRESETS[normalise] if isinstance(normalise, str) else normalise))
 
 
 def _checked(pair: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -17,7 +17,6 @@ __all__ = ["OWN", "NetworkRecord"]
 _CIFAR_SMALL_STD = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _CIFAR100 = ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
-_HE = "akamaster/pytorch_resnet_cifar10, resnet{}.th"
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,8 @@ class NetworkRecord:
     """Clean test accuracy of such a file in percent, if known."""
 
 
-def _cifar_resnet(depth: int, parameters: int, accuracy: float) -> NetworkRecord:
-    return NetworkRecord(
-        f"cifar_resnet{depth}", partial(CifarResNet, depth), 10, parameters, 64, 32,
-        "imagenet", _HE.format(depth), accuracy,
-    )  # fmt: skip
-
+_CIFAR_RESNETS = {20: (269_722, 91.73), 32: (464_154, 92.63), 44: (658_586, 93.10), 56: (853_018, 93.39),
+                  110: (1_727_962, 93.68)}  # fmt: skip  # depth: parameters, accuracy
 
 _NETWORKS = (
     NetworkRecord("wrn28_10", partial(WideResNet, 28, 10), 10, 36_479_194, 640, 32, "none",
@@ -54,11 +49,9 @@ _NETWORKS = (
             _CIFAR_SMALL_STD, "files with the names layer1..3.layer.N and linear", 92.9),
     NetworkRecord("resnext29", ResNeXt29, 100, 6_900_132, 1024, 32, _HALF,
                   "RobustBench, CIFAR-100 corruptions, Hendrycks2020AugMix_ResNeXt.pt", 78.90),
-    _cifar_resnet(20, 269_722, 91.73),
-    _cifar_resnet(32, 464_154, 92.63),
-    _cifar_resnet(44, 658_586, 93.10),
-    _cifar_resnet(56, 853_018, 93.39),
-    _cifar_resnet(110, 1_727_962, 93.68),
+    *(NetworkRecord(f"cifar_resnet{depth}", partial(CifarResNet, depth), 10, parameters, 64, 32, "imagenet",
+                    f"akamaster/pytorch_resnet_cifar10, resnet{depth}.th", accuracy)
+      for depth, (parameters, accuracy) in _CIFAR_RESNETS.items()),
     NetworkRecord("cifar100_resnet32", WideStemResNet, 100, 501_316, 256, 32, _CIFAR100,
             "files with a stem of 64 channels and 256 features", 71.9),
     NetworkRecord("domainnet126_resnet50", BottleneckResNet50, 126, 24_065_596, 256, 224, "imagenet",

@@ -24,9 +24,10 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")
 _LARGEST_HEADER = 100_000_000  # the safetensors format's own limit
 _PREFIXES = ("module.", "model.", "network.")
 # PyTorch spells weight norm in two ways, by hooks and by parametrizations; a file may have the other one.
-_HOOKS = (".weight_g", ".weight_v")
-_PARAMETRIZATIONS = (".parametrizations.weight.original0", ".parametrizations.weight.original1")
-_WEIGHT_NORM = (*zip(_HOOKS, _PARAMETRIZATIONS, strict=True), *zip(_PARAMETRIZATIONS, _HOOKS, strict=True))
+_WEIGHT_NORM = (
+    (".weight_g", ".parametrizations.weight.original0"),
+    (".weight_v", ".parametrizations.weight.original1"),
+)
 _Tensors = Mapping[str, Tensor]
 
 
@@ -83,10 +84,11 @@ def _by_name(tensors: _Tensors, expected: _Tensors, path: str | Path) -> dict[st
 def _translate(name: str, expected: _Tensors) -> str:
     while name not in expected and name.startswith(_PREFIXES):
         name = name.partition(".")[2]
-    for ending, other in _WEIGHT_NORM:
-        renamed = name.removesuffix(ending) + other
-        if name.endswith(ending) and renamed in expected:
-            return renamed
+    for pair in _WEIGHT_NORM:
+        for ending, other in (pair, pair[::-1]):
+            renamed = name.removesuffix(ending) + other
+            if name.endswith(ending) and renamed in expected:
+                return renamed
     return name
 
 
@@ -102,11 +104,10 @@ def _by_position(file: Checkpoint, expected: _Tensors, path: str | Path) -> dict
 
 
 def _agree_in_order(tensors: _Tensors, expected: _Tensors) -> bool:
-    signatures = [
-        [(name.rpartition(".")[2], tuple(tensor.shape)) for name, tensor in state.items()]
-        for state in (tensors, expected)
-    ]
-    return signatures[0] == signatures[1]
+    def kinds(state: _Tensors) -> list[tuple[str, torch.Size]]:
+        return [(name.rpartition(".")[2], tensor.shape) for name, tensor in state.items()]
+
+    return kinds(tensors) == kinds(expected)
 
 
 def _compare(found: _Tensors, expected: _Tensors, loaded: int) -> LoadReport:
@@ -119,13 +120,10 @@ def _compare(found: _Tensors, expected: _Tensors, loaded: int) -> LoadReport:
 
 def _misfit(report: LoadReport, file: Checkpoint, found: _Tensors, expected: _Tensors, path: str | Path) -> str:
     shapes = [f"{n} {list(found[n].shape)} (network: {list(expected[n].shape)})" for n in report.mismatched]
+    differences = {"missing": report.missing, "not in the network": report.unexpected, "of another shape": shapes}
     parts = [
         f"{len(names)} {what}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
-        for what, names in (
-            ("missing", report.missing),
-            ("not in the network", report.unexpected),
-            ("of another shape", shapes),
-        )
+        for what, names in differences.items()
         if names
     ]
     return f"{path} does not fit the network: {'; '.join(parts)}. {_advice(report, file, found, expected)}"
@@ -160,14 +158,18 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Return the tensors of a weight file; raise DataError, naming the file, for anything else."""
     path = Path(path)
     head = _first_bytes(path)
-    if _is_safetensors(head):
-        checkpoint = Checkpoint(_read_safetensors(path), ordered=False)
-    elif head.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive, or a pickle as torch.save once wrote
-        checkpoint = Checkpoint(_unwrap(_read_torch(path), path), ordered=True)
-    else:
+    safe = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LARGEST_HEADER
+    if not safe and not head.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive, or a pickle of old torch.save
         raise DataError(f"{path} is {_describe(head)}; {_ACCEPTED}.")
-    _check_plain(checkpoint.tensors, path)
-    return checkpoint
+    try:
+        content = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # untrusted bytes make the readers fail in many ways; all mean the same
+        raise DataError(f"{path} {_why_refused(error)}") from error
+    tensors = content if safe else _unwrap(content, path)
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise DataError(f"{path}: {name} is sparse, quantized or without values; expected plain tensors.")
+    return Checkpoint(tensors, ordered=not safe)
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -178,10 +180,6 @@ def _first_bytes(path: Path) -> bytes:
         return file.read(512)
 
 
-def _is_safetensors(head: bytes) -> bool:
-    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LARGEST_HEADER
-
-
 def _describe(head: bytes) -> str:
     if not head:
         return "empty: the download failed"
@@ -190,20 +188,6 @@ def _describe(head: bytes) -> str:
     if head.startswith(b"version https://git-lfs"):
         return "a git-lfs pointer, not the file itself: run `git lfs pull` where it came from"
     return "no checkpoint, or damaged in its first bytes"
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except Exception as error:  # as below
-        raise DataError(f"{path} is truncated, damaged or no checkpoint ({error}); fetch it again.") from error
-
-
-def _read_torch(path: Path) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # untrusted bytes make the reader fail in many ways; all mean the same
-        raise DataError(f"{path} {_why_refused(error)}") from error
 
 
 def _why_refused(error: Exception) -> str:
@@ -228,9 +212,3 @@ def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
         if tensors:
             return tensors
     raise DataError(f"{path} holds no state dict; expected tensors by name, alone or under {', '.join(_WRAPPERS)}.")
-
-
-def _check_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
-    for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise DataError(f"{path}: {name} is sparse, quantized or without values; expected plain tensors.")

@@ -1,5 +1,6 @@
-"""Networks by name: built in, of timm, `torchvision/<name>`, your own `package.module:build` or an entry point."""
+"""Networks by name: built in, of timm, `torchvision/<name>`, `package.module:build`, an entry point, or a folder."""
 
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from dpl.backbones.normalise import Normalise, with_normalisation
+from dpl.backbones.pretrained import build_pretrained, is_pretrained_folder
 from dpl.backbones.records import OWN
 from dpl.backbones.weights import load_weights
 from dpl.core.errors import MissingExtraError, SettingError, did_you_mean
@@ -32,7 +34,8 @@ def create(
     one it was trained with. `weights` is a checkpoint file, loaded strictly by name (see `load_weights`);
     `pretrained=True` lets timm or torchvision download their weights instead. Without either, the weights are random.
     `num_classes` defaults to that of the published weights. `package.module:build` calls `build(num_classes=...)`, a
-    function of your own; so does the name of an entry point in the group `dpl.backbones`.
+    function of your own; so does the name of an entry point in the group `dpl.backbones`. A folder that transformers
+    wrote holds a network with its weights, its normalisation and its number of classes.
     """
     if num_classes is not None and num_classes < 1:
         raise SettingError(f"num_classes={num_classes}: expected 1 or more.")
@@ -50,7 +53,10 @@ def available(pattern: str = "*") -> list[str]:
 
     Names of timm and torchvision are included if those packages are installed.
     """
-    names = [*OWN, *entry_points(_GROUP), *_listed(_timm_names), *_listed(_torchvision_names)]
+    names = [*OWN, *entry_points(_GROUP)]
+    for others in (_timm_names, _torchvision_names):
+        with suppress(MissingExtraError):
+            names += others()
     return [name for name in names if fnmatchcase(name, pattern)]
 
 
@@ -58,11 +64,14 @@ def _build(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Mod
     """Return the network without normalisation, and its default normalisation."""
     if name in OWN:
         return _build_own(name, num_classes, pretrained)
+    if is_pretrained_folder(name):
+        return build_pretrained(Path(name), num_classes)
+    sizes = {} if num_classes is None else {"num_classes": num_classes}
     if ":" in name or name in entry_points(_GROUP):
-        return _build_imported(name, num_classes, pretrained), "none"
+        return _build_imported(name, sizes, pretrained), "none"
     if name.startswith(_TORCHVISION):
-        return _build_torchvision(name, num_classes, pretrained), "imagenet"
-    return _build_timm(name, num_classes, pretrained)
+        return _build_torchvision(name, sizes, pretrained), "imagenet"
+    return _build_timm(name, sizes, pretrained)
 
 
 def _build_own(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Module, Normalise]:
@@ -73,39 +82,36 @@ def _build_own(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn
     return record.build(num_classes or record.classes), record.normalise
 
 
-def _build_imported(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
+def _build_imported(name: str, sizes: dict[str, int], pretrained: bool) -> nn.Module:
     """Call the function that a path or an entry point names; it gets `num_classes` if that is known."""
     build = import_object(name) if ":" in name else entry_points(_GROUP)[name].load()
     if pretrained:
         raise SettingError(f"pretrained=True: {name} is a network of your own; pass weights=<file>.")
     if not callable(build):
         raise SettingError(f"{name} is {type(build).__name__}: expected a function or class that makes a network.")
-    network = build() if num_classes is None else build(num_classes=num_classes)
+    network = build(**sizes)
     if not isinstance(network, nn.Module):
         raise SettingError(f"{name} returned {type(network).__name__}: expected a torch.nn.Module.")
     return network
 
 
-def _build_torchvision(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
+def _build_torchvision(name: str, sizes: dict[str, int], pretrained: bool) -> nn.Module:
     models = optional("torchvision.models", "bench")
     if name not in _torchvision_names():
         raise _unknown(name)
-    settings: dict[str, Any] = {"weights": "DEFAULT" if pretrained else None}
-    if num_classes is not None:
-        settings["num_classes"] = num_classes
+    weights = "DEFAULT" if pretrained else None
     try:
-        network: nn.Module = models.get_model(name.removeprefix(_TORCHVISION), **settings)
+        network: nn.Module = models.get_model(name.removeprefix(_TORCHVISION), weights=weights, **sizes)
     except ValueError as error:
-        raise SettingError(f"{name} cannot be built with num_classes={num_classes}: {error}") from error
+        raise SettingError(f"{name} cannot be built with num_classes={sizes.get('num_classes')}: {error}") from error
     return network
 
 
-def _build_timm(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Module, Normalise]:
+def _build_timm(name: str, sizes: dict[str, int], pretrained: bool) -> tuple[nn.Module, Normalise]:
     timm = optional("timm", "bench")
     if not timm.is_model(name):
         raise _unknown(name)
-    settings = {} if num_classes is None else {"num_classes": num_classes}
-    network: nn.Module = timm.create_model(name, pretrained=pretrained, **settings)
+    network: nn.Module = timm.create_model(name, pretrained=pretrained, **sizes)
     trained: Any = network.pretrained_cfg
     return network, (trained["mean"], trained["std"])
 
@@ -117,14 +123,6 @@ def _timm_names() -> list[str]:
 def _torchvision_names() -> list[str]:
     models = optional("torchvision.models", "bench")
     return [_TORCHVISION + name for name in models.list_models(module=models)]
-
-
-def _listed(source: Any) -> list[str]:
-    try:
-        names: list[str] = source()
-    except MissingExtraError:
-        return []
-    return names
 
 
 def _unknown(name: str) -> SettingError:

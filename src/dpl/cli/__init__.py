@@ -33,17 +33,15 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (2 for a wrong name, path or value)."""
     words = [*(sys.argv[1:] if argv is None else argv)]  # `list` is a sub-command here
-    name = f"dpl {words[0]}" if words and words[0] in COMMANDS else "dpl"
+    chosen = words[0] if words and words[0] in COMMANDS else None
+    name = "dpl" if chosen is None else f"dpl {chosen}"
     usual_format, warnings.formatwarning = warnings.formatwarning, _warning_line
     try:
-        return _run(words)
-    except DplError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
+        return _run(words, chosen)
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
+    except (DplError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -53,36 +51,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.formatwarning = usual_format
 
 
-def _run(words: list[str]) -> int:
-    parser = _parser(words[0] if words and words[0] in COMMANDS else None)
+def _run(words: list[str], chosen: str | None) -> int:
+    parser, options = _parser(chosen)
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        parser.error(_unrecognised(parser, words, unknown))
-    if args.command is None:
+        parser.error(_unrecognised(unknown, options))
+    if chosen is None:
         parser.print_help()
         return 0
     keep_freed_memory()
-    module = importlib.import_module(f"dpl.cli.{args.command}")
-    return int(module.run(args) or 0)
+    return int(importlib.import_module(f"dpl.cli.{chosen}").run(args) or 0)
 
 
-def _unrecognised(parser: argparse.ArgumentParser, words: list[str], unknown: list[str]) -> str:
+def _unrecognised(unknown: list[str], options: list[str]) -> str:
     """Return argparse's own message with the nearest option."""
-    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    options = [*commands.choices[words[0]]._option_string_actions] if words[0] in commands.choices else []
-    option = next((word for word in unknown if word.startswith("--")), None)
-    near = did_you_mean(option.partition("=")[0], options, otherwise=" ") if option and options else ""
-    return f"unrecognized arguments: {' '.join(unknown)}{f'. {near}' if near.strip() else ''}"
+    option = next((word.partition("=")[0] for word in unknown if word.startswith("--")), None)
+    near = did_you_mean(option, options, otherwise=" ").strip() if option and options else ""
+    return f"unrecognized arguments: {' '.join(unknown)}{near and f'. {near}'}"
 
 
-def _warning_line(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
+def _warning_line(message: Warning | str, *_where: object, **_line: object) -> str:
     """Return a warning for people who did not write the code: its text without the line of code that gave it."""
     return f"warning: {message}\n"
 
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
+def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, list[str]]:
+    """Return the parser, with the options of the chosen command only, and their names."""
+    options: list[str] = []
     parser = argparse.ArgumentParser(prog="dpl", description="Reliable test-time adaptation of image classifiers.")
     parser.add_argument("--version", action="version", version=f"dpl {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -91,4 +86,5 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
         if name == chosen:
             importlib.import_module(f"dpl.cli.{name}").add_arguments(command)
-    return parser
+            options = [*command._option_string_actions]
+    return parser, options

@@ -3,28 +3,27 @@
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from torch import nn
+
+import dpl
 from dpl.cli.console import print_json, progress, warn
 from dpl.cli.models import (
     add_model_arguments,
     check_counts,
-    class_names,
-    evaluation_transform,
     labelled_images,
+    load_source,
     parse_settings,
-    source_network,
     training_record,
 )
 from dpl.core.errors import SettingError
+from dpl.data import ImageSet, open_folder
+from dpl.estimate import Estimate
+from dpl.methods import get_method
+from dpl.network.split import find_classifier
+from dpl.runs.folder import FolderResult, FolderRun, run_folder
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from dpl.data import ImageSet
-    from dpl.runs.folder import FolderResult, FolderRun
-
-__all__ = ["add_arguments", "prepare", "run"]
+__all__ = ["add_arguments", "add_order_arguments", "prepare", "run"]
 
 _UNREAD = (".heic", ".heif", ".avif")
 _SOURCE = 5000  # images of --source that are read, at most: they are kept in memory
@@ -38,15 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--snapshot", type=Path, help="folder for the adapted model; makes the run resumable")
     parser.add_argument("--save-every", type=int, default=20, metavar="N",
                         help="batches between two snapshots (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--batch-size", type=int, default=32, help="images per batch (default: %(default)s)")
-    parser.add_argument("--order", choices=("auto", "sorted", "shuffled"), default="auto",
-                        help="auto: by name for a flat folder, shuffled for class folders")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="seed of the order (default: %(default)s)")
-    parser.add_argument(
-        "--no-guard",
-        action="store_true",
-        help="turn off the guard, which stops adaptation when it does worse than the source model",
-    )
+    add_order_arguments(parser)
+    parser.add_argument("--no-guard", action="store_true",
+                        help="turn off the guard, "
+                             "which stops adaptation when it does worse than the source model")  # fmt: skip
     parser.add_argument("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
     parser.add_argument("--source", type=Path, metavar="FOLDER",
                         help="labelled source images in class folders, for methods that need them")  # fmt: skip
@@ -58,12 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=2, help="threads that read images (default: %(default)s)")
 
 
+def add_order_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options for the size and the order of batches."""
+    parser.add_argument("--batch-size", type=int, default=32, help="images per batch (default: %(default)s)")
+    parser.add_argument("--order", choices=("auto", "sorted", "shuffled"), default="auto",
+                        help="auto: by name for a flat folder, shuffled for class folders")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order (default: %(default)s)")
+
+
 def run(args: argparse.Namespace) -> None:
     """Predict the folder and print what came out."""
-    import dpl
-    from dpl.methods import get_method
-    from dpl.runs.folder import run_folder
-
     check_counts(args, "batch_size", "save_every")
     network, folder_run = prepare(args)
     guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
@@ -75,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     model = dpl.adapt(network, args.method, guard=guard, source=source, calibrate=calibrate, **settings)
     with progress(args.method, len(folder_run.images), quiet=args.json) as advance:
 
-        def on_batch(result: "FolderResult") -> None:
+        def on_batch(result: FolderResult) -> None:
             note = "" if result.accuracy is None else f"accuracy {result.accuracy:.1f} %"
             advance.to(result.position, note)
 
@@ -83,21 +81,18 @@ def run(args: argparse.Namespace) -> None:
     _print(folder_run, result, args)
 
 
-def prepare(args: argparse.Namespace) -> "tuple[nn.Module, FolderRun]":
+def prepare(args: argparse.Namespace) -> tuple[nn.Module, FolderRun]:
     """Return the source network and the run that the options describe."""
-    from dpl.data import open_folder
-    from dpl.runs.folder import FolderRun
-
     record = training_record(args)
-    classes = class_names(args.classes) or record.get("classes")
+    classes = record.get("classes")
     images = open_folder(args.images, classes)
     _warn_of_unread(args.images)
-    network, size = source_network(args, record, classes)
+    network, transform, _ = load_source(args)
     flat = not (images.labels >= 0).any()
     images, names = _labels_that_fit(images, classes, network)
     folder_run = FolderRun(
         images=images,
-        transform=evaluation_transform(args.size or record.get("size") or size, square="size" in record),
+        transform=transform,
         out=args.out,
         names=names,
         snapshot=args.snapshot,
@@ -124,11 +119,9 @@ def _warn_of_unread(folder: Path) -> None:
 
 
 def _labels_that_fit(
-    images: "ImageSet", classes: list[str] | None, network: "nn.Module"
-) -> "tuple[ImageSet, tuple[str, ...]]":
+    images: ImageSet, classes: list[str] | None, network: nn.Module
+) -> tuple[ImageSet, tuple[str, ...]]:
     """Take folder names as classes only if there are as many as the network has outputs."""
-    from dpl.network.split import find_classifier
-
     outputs = network.get_submodule(find_classifier(network)).out_features
     if classes is not None:
         return images, tuple(classes)
@@ -139,9 +132,7 @@ def _labels_that_fit(
     return dataclasses.replace(images, labels=images.labels * 0 - 1), ()
 
 
-def _print(folder_run: "FolderRun", result: "FolderResult", args: argparse.Namespace) -> None:
-    from dpl.estimate import Estimate
-
+def _print(folder_run: FolderRun, result: FolderResult, args: argparse.Namespace) -> None:
     for path, reason in result.failed:
         warn(f"skipped {path}: {reason}")
     if args.json:
@@ -159,7 +150,7 @@ def _print(folder_run: "FolderRun", result: "FolderResult", args: argparse.Names
         print(f"adapted model: {folder_run.snapshot}")
 
 
-def _guarded(result: "FolderResult") -> str:
+def _guarded(result: FolderResult) -> str:
     """Say what the guard did."""
     if result.guard is None:
         return "off"

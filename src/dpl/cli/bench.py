@@ -2,15 +2,23 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from dpl.bench import BenchContext, Cell, ExperimentGrid, FileLocations, Store, read_grid, run_cells, run_in_processes
+from dpl.bench.engine import OnProgress
+from dpl.bench.images import check_data, check_networks
+from dpl.bench.plans import StoredRequest, write_request
+from dpl.bench.ray import RayOptions, run_on_ray
+from dpl.bench.selection import runnable_units
+from dpl.bench.slurm import SlurmOptions, run_on_slurm
+from dpl.bench.tables import MeasuredTable, cell_rows, measured_tables
 from dpl.cli.console import print_json, print_table, warn
-from dpl.cli.engines import add_engine_arguments, run_with
-from dpl.cli.models import check_counts
+from dpl.cli.models import check_counts, parse_settings
+from dpl.cli.progress import watched
 from dpl.core.errors import SettingError, did_you_mean
-
-if TYPE_CHECKING:
-    from dpl.bench import BenchContext, Cell, ExperimentGrid, MeasuredTable, Store
+from dpl.core.extras import choose_device
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,14 +38,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of each process")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images and corruptions made here")
     parser.add_argument("--dry-run", action="store_true", help="check everything, list the runs, run nothing")
-    add_engine_arguments(parser)
+    _add_engine_arguments(parser)
+
+
+def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of all engines; docs/scale.md explains them."""
+    group = parser.add_argument_group("engine", "where the runs take place (docs/scale.md)")
+    group.add_argument("--engine", choices=("serial", "ray", "slurm"), default="serial",
+                       help="serial: here; ray: on a Ray cluster; slurm: as jobs, --workers of them")  # fmt: skip
+    group.add_argument("--device", help="cpu, cuda ... for engine serial (default: a GPU if there is one)")
+    group.add_argument("--address", help="of a running Ray cluster: auto or HOST:PORT (default: a new one)")
+    group.add_argument("--cpus-per-unit", type=float, metavar="N", help="cores of a run (default: --threads, or 1)")
+    group.add_argument("--gpus-per-unit", type=float, metavar="N",
+                       help="GPUs of a run, or a fraction (default: 1 if the Ray cluster has any, else 0)")  # fmt: skip
+    group.add_argument("--memory-per-unit", type=float, metavar="GB", help="memory of a run (default: not counted)")
+    group.add_argument("--retries", type=int, default=3, metavar="N",
+                       help="how often a run whose process or node died is retried (default: %(default)s)")  # fmt: skip
+    group.add_argument("--slurm", action="append", default=[], metavar="KEY=VALUE",
+                       help="hours=, executor=local, or an option of sbatch such as partition=gpu")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Run what is missing and print the tables."""
-    from dpl.bench import BenchContext, FileLocations, Store, read_grid
-    from dpl.bench.images import check_data, check_networks
-
     check_counts(args, "limit", "workers", "threads")
     places = FileLocations(args.data, args.weights or args.data / "weights", args.file.parent)
     grid = read_grid(args.file, places, limit=args.limit)
@@ -56,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _chosen_cells(grid: "ExperimentGrid", words: list[str]) -> "list[Cell]":
+def _chosen_cells(grid: ExperimentGrid, words: list[str]) -> list[Cell]:
     """Return the cells that fit every `--only`; a value that fits none is an error naming the nearest."""
     cells = list(grid.cells)
     for word in words:
@@ -73,7 +95,7 @@ def _chosen_cells(grid: "ExperimentGrid", words: list[str]) -> "list[Cell]":
     return cells
 
 
-def _values(cell: "Cell", key: str) -> set[str]:
+def _values(cell: Cell, key: str) -> set[str]:
     """Return what a cell has of one key of `--only`."""
     target = cell.candidates[0].target
     values = {"method": [cell.label], "target": target.domains, "seed": [cell.seed], "section": [cell.section]}
@@ -81,22 +103,37 @@ def _values(cell: "Cell", key: str) -> set[str]:
 
 
 def _run(
-    args: argparse.Namespace, grid: "ExperimentGrid", cells: "list[Cell]", store: "Store", context: "BenchContext"
+    args: argparse.Namespace, grid: ExperimentGrid, cells: list[Cell], store: Store, context: BenchContext
 ) -> dict[str, str]:
-    import torch
-
-    from dpl.bench.plans import StoredRequest, write_request
-    from dpl.cli.progress import watched
-
     torch.set_num_threads(args.threads or max(1, torch.get_num_threads() // args.workers))
     write_request(store.root, StoredRequest(grid.title, str(args.data.resolve()), tuple(cells)))
     with watched(grid.title, cells, store, quiet=args.json) as on_progress:
-        return run_with(args, cells, store, context, on_progress)
+        return _run_with(args, cells, store, context, on_progress)
 
 
-def _print_plan(cells: "list[Cell]", store: "Store", as_json: bool) -> None:
-    from dpl.bench.selection import runnable_units
+def _run_with(
+    args: argparse.Namespace, cells: list[Cell], store: Store, context: BenchContext, on_progress: OnProgress
+) -> dict[str, str]:
+    """Run the cells with the engine that was asked for; return the errors by the unit's key."""
+    if args.engine == "serial":
+        context.device = str(choose_device(args.device))
+        if args.workers > 1:
+            return run_in_processes(cells, store, context, args.workers, torch.get_num_threads(), on_progress)
+        return run_cells(cells, store, context, on_progress)
+    needs = {
+        "cpus": args.cpus_per_unit or float(args.threads or 1), "gpus": args.gpus_per_unit,
+        "memory_gb": args.memory_per_unit, "retries": args.retries,
+    }  # fmt: skip
+    if args.engine == "ray":
+        return run_on_ray(cells, store, context, on_progress, RayOptions(address=args.address, **needs))
+    extra = parse_settings(args.slurm, "--slurm", "partition=gpu", kinds=(int, float))
+    known = {name: extra.pop(name) for name in ("hours", "executor") if name in extra}
+    further = {f"slurm_{name}": value for name, value in extra.items()}
+    options = SlurmOptions(jobs=args.workers, extra=further, **needs, **known)
+    return run_on_slurm(cells, store, context, on_progress, options)
 
+
+def _print_plan(cells: list[Cell], store: Store, as_json: bool) -> None:
     rows: list[dict[str, Any]] = [
         {
             "section": cell.section,
@@ -115,10 +152,8 @@ def _print_plan(cells: "list[Cell]", store: "Store", as_json: bool) -> None:
 
 
 def _print_results(
-    grid: "ExperimentGrid", cells: "list[Cell]", store: "Store", failed: dict[str, str], as_json: bool
+    grid: ExperimentGrid, cells: list[Cell], store: Store, failed: dict[str, str], as_json: bool
 ) -> None:
-    from dpl.bench import cell_rows, measured_tables
-
     rows = cell_rows(cells, store)
     if as_json:
         print_json({"title": grid.title, "rows": rows, "failed": failed})
@@ -129,7 +164,7 @@ def _print_results(
         warn(f"failed: {error}")
 
 
-def _print_measured(table: "MeasuredTable") -> None:
+def _print_measured(table: MeasuredTable) -> None:
     made = ", regenerated corruptions" if table.regenerated else ""
     title = (
         f"{table.section}: online accuracy in percent, {table.protocol}{made}, "

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import IO, Any
 
-__all__ = ["Advance", "print_json", "print_table", "progress", "warn"]
+__all__ = ["Advance", "can_draw", "print_json", "print_table", "progress", "rich_table", "warn"]
 
 
 class Advance:
@@ -37,10 +37,17 @@ def warn(message: str) -> None:
     print(message, file=sys.stderr)
 
 
+def can_draw(file: IO[str]) -> bool:
+    """Say whether a file is a terminal on which rich can draw."""
+    return find_spec("rich") is not None and file.isatty()
+
+
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
     """Print a table; the first column is text, the others are figures where they look like it."""
-    if find_spec("rich") and sys.stdout.isatty():
-        _rich_table(headers, rows, title)
+    if can_draw(sys.stdout):
+        from rich.console import Console
+
+        Console().print(rich_table(headers, rows, title))
         return
     widths = [max(len(str(row[i])) for row in [headers, *rows]) for i in range(len(headers))]
     if title:
@@ -49,19 +56,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: st
         print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-@contextmanager
-def progress(label: str, total: int, quiet: bool = False) -> Iterator[Advance]:
-    """Show a progress bar on the standard error inside the block."""
-    if quiet:
-        yield Advance()
-    elif find_spec("rich") and sys.stderr.isatty():
-        yield from _rich_bar(label, total)
-    else:
-        yield from _plain_lines(label, total)
-
-
-def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
-    from rich.console import Console
+def rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Any:
+    """Return a table for rich; columns of figures end at the right."""
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left")
@@ -70,28 +66,32 @@ def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: st
         table.add_column(header, justify="right" if figures else "left")
     for row in rows:
         table.add_row(*map(str, row))
-    Console().print(table)
+    return table
 
 
-def _rich_bar(label: str, total: int) -> Iterator[Advance]:
+@contextmanager
+def progress(label: str, total: int, quiet: bool = False) -> Iterator[Advance]:
+    """Show a progress bar on the standard error inside the block."""
+    if quiet:
+        yield Advance()
+    elif can_draw(sys.stderr):
+        yield from _bar(label, total)
+    else:
+        yield _plain_lines(label, total)
+
+
+def _bar(label: str, total: int) -> Iterator[Advance]:
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-               TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    note_column = rich.TextColumn("{task.fields[note]}")
+    columns = (*rich.Progress.get_default_columns(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), note_column)
+    with rich.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(label, total=total, note="")
         yield Advance(lambda done, note: bar.update(task, completed=done, note=note))
 
 
-def _plain_lines(label: str, total: int) -> Iterator[Advance]:
+def _plain_lines(label: str, total: int) -> Advance:
     """Print a line at each tenth of the way, so that a log file stays short."""
     printed = -1
 
@@ -100,6 +100,6 @@ def _plain_lines(label: str, total: int) -> Iterator[Advance]:
         tenth = 10 * done // max(total, 1)
         if tenth > printed:
             printed = tenth
-            print(f"{label}: {done}/{total} {note}".rstrip(), file=sys.stderr)
+            warn(f"{label}: {done}/{total} {note}".rstrip())
 
-    yield Advance(show)
+    return Advance(show)

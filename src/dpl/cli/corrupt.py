@@ -4,8 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dpl.cli.console import Advance, print_json, progress, warn
+from dpl.cli.console import print_json, progress, warn
 from dpl.core.errors import SettingError
+from dpl.data.arrays import read_npz
+from dpl.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt_arrays, corrupt_folder
+from dpl.data.images import image_names
+from dpl.data.transforms import make_transform
 
 __all__ = ["add_arguments", "run"]
 
@@ -24,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the copies and print how many."""
-    report = _arrays(args) if args.source.suffix == ".npz" else _folder(args)
+    names = CORRUPTIONS if args.names is None else tuple(args.names.split(","))
+    report = _arrays(args, names) if args.source.suffix == ".npz" else _folder(args, names)
     if args.json:
         print_json(report)
     else:
@@ -34,50 +39,33 @@ def run(args: argparse.Namespace) -> int:
     return 1 if report.get("unusable") else 0
 
 
-def _arrays(args: argparse.Namespace) -> dict[str, Any]:
-    from dpl.data.arrays import read_npz
-    from dpl.data.corruptions import corrupt_arrays
-
+def _arrays(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     for name, usual in (("severities", None), ("transform", "unchanged"), ("workers", 1)):
         if getattr(args, name) != usual:
             raise SettingError(f"--{name} is for folders of images; array files always contain all five severities")
-    names = _names(args)
     content = read_npz(args.source)
     with progress("corrupting", len(names), quiet=args.json) as advance:
         paths = corrupt_arrays(
             content["images"], content["labels"].astype(int), args.target, names=names, seed=args.seed,
-            progress=_counted(advance),
+            progress=lambda done, total: advance.to(done),
         )  # fmt: skip
     return {"files": len(paths), "target": str(args.target)}
 
 
-def _folder(args: argparse.Namespace) -> dict[str, Any]:
-    from dpl.data.corruptions import SEVERITIES, corrupt_folder
-    from dpl.data.images import image_names
-    from dpl.data.transforms import make_transform
-
+def _folder(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     severities = SEVERITIES if args.severities is None else [_whole(word) for word in args.severities.split(",")]
     count = len(image_names(args.source, recursive=True)) if args.source.is_dir() else 1
     with progress("corrupting", count, quiet=args.json) as advance:
         report = corrupt_folder(
-            args.source, args.target, names=_names(args), severities=severities, seed=args.seed,
-            transform=make_transform(args.transform), workers=args.workers, progress=_counted(advance),
+            args.source, args.target, names=names, severities=severities, seed=args.seed,
+            transform=make_transform(args.transform), workers=args.workers,
+            progress=lambda done, total: advance.to(done),
         )  # fmt: skip
     return {"written": report.written, "present": report.present, "target": str(args.target),
             "unusable": report.unusable}  # fmt: skip
-
-
-def _names(args: argparse.Namespace) -> tuple[str, ...]:
-    from dpl.data.corruptions import CORRUPTIONS
-
-    return CORRUPTIONS if args.names is None else tuple(args.names.split(","))
 
 
 def _whole(word: str) -> int:
     if not word.isdecimal():
         raise SettingError(f"--severities: {word!r}; expected whole numbers from 1 to 5, e.g. 3,5")
     return int(word)
-
-
-def _counted(advance: Advance) -> Any:
-    return lambda done, total: advance(1)

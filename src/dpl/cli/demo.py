@@ -3,15 +3,14 @@
 import argparse
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dpl.cli.console import Advance, print_json, print_table, progress
+from torch import nn
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from dpl.demo.show import DemoRow
-    from dpl.runs.online import OnlineResult
+from dpl.cli.console import print_json, print_table, progress
+from dpl.cli.models import check_counts
+from dpl.demo.digits import load_source_network, source_accuracy, train_source_network
+from dpl.demo.show import BATCH_SIZE, METHODS, DemoRow, run_demo, write_picture
+from dpl.runs.online import OnlineResult
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,26 +28,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the demo and print its table."""
-    from dpl.demo.show import METHODS, run_demo, write_picture
-
-    if args.seeds < 1:
-        from dpl.core.errors import SettingError
-
-        raise SettingError(f"--seeds {args.seeds}: expected at least 1")
+    check_counts(args, "seeds")
     network, accuracy = _network(args)
     if not args.json:
         print(f"Source: a small residual network, {accuracy:.1f} % on MNIST digits it has not seen.")
         print(f"Target: {TARGET_IMAGES:,} UCI digits, unlabelled, in {args.seeds} random orders of batches of 32.\n")
-    steps = len(METHODS) * args.seeds * ceil(TARGET_IMAGES / 32)
+    steps = len(METHODS) * args.seeds * ceil(TARGET_IMAGES / BATCH_SIZE)
     with progress("adapting", steps, quiet=args.json) as advance:
-        rows = run_demo(network, args.seeds, _live(advance))
-    picture = write_picture(rows, args.out)
-    _print(rows, picture, accuracy, args.json)
+
+        def on_batch(method: str, result: OnlineResult) -> None:
+            advance(1, f"{method}: {result.accuracy:.1f} % so far")
+
+        rows = run_demo(network, args.seeds, on_batch)
+    _print(rows, write_picture(rows, args.out), accuracy, args.json)
 
 
-def _network(args: argparse.Namespace) -> "tuple[nn.Module, float]":
-    from dpl.demo.digits import load_source_network, source_accuracy, train_source_network
-
+def _network(args: argparse.Namespace) -> tuple[nn.Module, float]:
     if args.train is None:
         return load_source_network()
     with progress("training the source network", 8, quiet=args.json) as advance:
@@ -56,25 +51,18 @@ def _network(args: argparse.Namespace) -> "tuple[nn.Module, float]":
     return network, source_accuracy(network)
 
 
-def _live(advance: Advance):  # type: ignore[no-untyped-def]
-    def on_batch(method: str, result: "OnlineResult") -> None:
-        advance(1, f"{method}: {result.accuracy:.1f} % so far")
-
-    return on_batch
-
-
-def _print(rows: "list[DemoRow]", picture: Path, source_accuracy: float, as_json: bool) -> None:
-    records = [
-        {
-            "method": row.method,
-            "accuracy": round(row.accuracy[0], 2),
-            "accuracy_range": round(row.accuracy[1], 2),
-            "last_400": round(row.tail[0], 2),
-            "ms_per_image": round(row.milliseconds, 2),
-        }
-        for row in rows
-    ]
+def _print(rows: list[DemoRow], picture: Path, source_accuracy: float, as_json: bool) -> None:
     if as_json:
+        records = [
+            {
+                "method": row.method,
+                "accuracy": round(row.accuracy[0], 2),
+                "accuracy_range": round(row.accuracy[1], 2),
+                "last_400": round(row.tail[0], 2),
+                "ms_per_image": round(row.milliseconds, 2),
+            }
+            for row in rows
+        ]
         print_json({"source_accuracy": source_accuracy, "methods": records, "picture": str(picture)})
         return
     base = rows[0].accuracy[0]

@@ -3,26 +3,17 @@
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from dpl.cli.console import print_json, print_table
-from dpl.cli.models import (
-    add_model_arguments,
-    check_counts,
-    class_names,
-    evaluation_transform,
-    parse_settings,
-    source_network,
-    training_record,
-)
+from dpl.cli.models import add_model_arguments, check_counts, images_of, load_source, parse_settings
 from dpl.core.allocator import keep_freed_memory
-from dpl.core.errors import DataError, SettingError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dpl.data.transforms import Evaluation
-    from dpl.runs.doctor import Check
+from dpl.core.errors import SettingError
+from dpl.core.settings import make_settings
+from dpl.methods import get_method
+from dpl.runs.doctor import Check, describe_environment, examine
 
 __all__ = ["add_arguments", "run"]
 
@@ -32,9 +23,8 @@ _IMAGES = 16  # enough for a range and a mean, and read in a moment
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_model_arguments(parser, required=False)
-    parser.add_argument(
-        "--images", type=Path, metavar="FOLDER", help=f"look at {_IMAGES} of these images, not at noise"
-    )
+    parser.add_argument("--images", type=Path, metavar="FOLDER",
+                        help=f"look at {_IMAGES} of these images, not at noise")  # fmt: skip
     parser.add_argument("--batch-size", type=int, default=32, help="images per batch (default: %(default)s)")
     parser.add_argument("--paper", metavar="FILE", help="experiment file, or a shipped one such as table1: "
                         "show what can make your figures differ from it")  # fmt: skip
@@ -43,8 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what was found; return 1 if there is a problem."""
-    from dpl.runs.doctor import describe_environment
-
     check_counts(args, "batch_size", "size")
     if args.images is not None and args.model is None:
         raise SettingError("--images: the images are checked with a model; give --model too")
@@ -61,17 +49,15 @@ def run(args: argparse.Namespace) -> int:
     return int(any(check.status == "problem" for check in checks))
 
 
-def _checks(args: argparse.Namespace) -> "list[Check]":
-    from dpl.core.settings import make_settings
-    from dpl.methods import get_method
-    from dpl.runs.doctor import examine
-
-    record = training_record(args)
-    network, size = source_network(args, record, class_names(args.classes) or record.get("classes"))
+def _checks(args: argparse.Namespace) -> list[Check]:
+    """Examine the model with some images of the folder, or with noise in [0, 1]."""
+    network, transform, side = load_source(args)
     kind = get_method(args.method)
     settings = make_settings(kind.settings_class, repr(args.method), parse_settings(args.set))
-    side = args.size or record.get("size") or size
-    images = _images(args.images, evaluation_transform(side, square="size" in record), side)
+    if args.images is None:
+        images = torch.rand(_IMAGES, 3, side, side, generator=torch.Generator().manual_seed(0))
+    else:
+        images = images_of(args.images, transform, _IMAGES)
     return examine(network, images.to(next(network.parameters()).device), kind, settings, args.batch_size)
 
 
@@ -81,23 +67,7 @@ def _causes(args: argparse.Namespace) -> dict[str, str]:
     return causes_of_difference(args.paper, args.row)
 
 
-def _images(folder: Path | None, transform: "Evaluation", side: int) -> "Tensor":
-    """Return some images of a folder, spread over it, or noise in [0, 1]."""
-    import torch
-
-    from dpl.data import batches, open_folder
-
-    if folder is None:
-        return torch.rand(_IMAGES, 3, side, side, generator=torch.Generator().manual_seed(0))
-    found = open_folder(folder)
-    some = range(0, len(found), -(-len(found) // _IMAGES))
-    batch = next(batches(found, list(some), transform, _IMAGES))
-    if not len(batch):
-        raise DataError(f"--images {folder}: no readable image among {len(some)}")
-    return batch.images
-
-
-def _print(environment: dict[str, Any], checks: "list[Check]", causes: dict[str, str]) -> None:
+def _print(environment: dict[str, Any], checks: list[Check], causes: dict[str, str]) -> None:
     print_table(["environment", "found"], [[name, str(value)] for name, value in environment.items()])
     if checks:
         print()

@@ -2,15 +2,12 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
+import dpl
 from dpl.cli.console import print_json
-from dpl.cli.models import add_model_arguments, class_names, evaluation_transform, source_network, training_record
-from dpl.core.errors import DataError
+from dpl.cli.models import add_model_arguments, images_of, load_source
 from dpl.model.export import ExportFormat
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["add_arguments", "run"]
 
@@ -32,31 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Load the snapshot, export it, and say how well it agrees."""
-    import dpl
-
-    record = training_record(args)
-    classes = class_names(args.classes) or record.get("classes")
-    network, size = source_network(args, record, classes)
+    network, transform, _ = load_source(args)
     model = dpl.load(args.snapshot, network)
-    images = None
-    if args.images is not None:
-        images = _images(args, args.size or record.get("size") or size, square="size" in record).to(model.device)
+    images = None if args.images is None else images_of(args.images, transform, _COMPARED).to(model.device)
     found = model.export(args.out, args.format, images=images)
     if args.json:
         print_json({**vars(found), "path": str(found.path)})
     else:
         print(found if images is not None else f"{found} - give --images DIR to compare")
-
-
-def _images(args: argparse.Namespace, size: int, square: bool) -> "Tensor":
-    """Read some images, spread over the folder."""
-    import torch
-
-    from dpl.data import batches, open_folder
-
-    found = open_folder(args.images)
-    some = list(range(0, len(found), max(1, len(found) // _COMPARED)))[:_COMPARED]
-    read = [batch.images for batch in batches(found, some, evaluation_transform(size, square), 32) if len(batch)]
-    if not read:
-        raise DataError(f"--images {args.images}: no readable image")
-    return torch.cat(read)

@@ -2,31 +2,30 @@
 
 import argparse
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import yaml
+from torch import Tensor, nn
 
+from dpl.backbones import OWN, create
+from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
+from dpl.backbones.weights import read_checkpoint
 from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import choose_device, import_object
+from dpl.data import ImageSet, batches, open_folder, resize_crop
+from dpl.data import square as to_square
+from dpl.data.transforms import Evaluation
 from dpl.model.adaptive import DEFAULT_METHOD
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from dpl.data.transforms import Evaluation
-    from dpl.runs.folder import FolderRun
+from dpl.network.split import find_classifier
+from dpl.runs.folder import FolderRun
 
 __all__ = [
-    "add_model_arguments",
-    "check_counts",
-    "class_names",
-    "evaluation_transform",
-    "labelled_images",
-    "parse_settings",
-    "source_network",
-    "training_record",
-]
+    "add_model_arguments", "check_counts", "class_names", "evaluation_transform", "images_of", "labelled_images",
+    "load_source", "parse_settings", "source_network", "training_record",
+]  # fmt: skip
 
 
 def add_model_arguments(
@@ -38,7 +37,7 @@ def add_model_arguments(
         required=required,
         metavar="NAME_OR_FILE",
         help="network name (timm, torchvision/NAME, built-in or package.module:build), weight file, or folder written "
-        "by dpl train",
+        "by dpl train or by transformers",
     )
     parser.add_argument(
         "--network", metavar="NAME", help="architecture, if --model is a weight file without a record of dpl train"
@@ -58,15 +57,18 @@ def add_model_arguments(
 
 
 def training_record(args: argparse.Namespace) -> dict[str, Any]:
-    """Return network name, classes and image size from the record of `dpl train` beside a weight file."""
+    """Return what is known of the model: its network and image size, if `dpl train` made it, and its classes."""
     path = Path(args.model)
+    named = {} if args.classes is None else {"classes": class_names(args.classes)}
+    if is_pretrained_folder(folder := args.network or args.model):
+        return pretrained_record(Path(folder)) | named
     beside = (path if path.is_dir() else path.parent) / "train.json"
     if not path.exists() or not beside.is_file():
-        return {}
+        return named
     try:
         record = json.loads(beside.read_text())
         settings = record["settings"]
-        return {"network": settings["network"], "size": settings["size"], "classes": record["data"]["classes"]}
+        return {"network": settings["network"], "size": settings["size"], "classes": record["data"]["classes"]} | named
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{beside}: not a training record ({error})") from error
 
@@ -84,24 +86,31 @@ def class_names(path: Path | None) -> list[str] | None:
     return names
 
 
+def load_source(args: argparse.Namespace) -> tuple[nn.Module, Evaluation, int]:
+    """Return the network of the options, the transform of an image to its input, and the side of that in pixels."""
+    record = training_record(args)
+    network, own_size = source_network(args, record, record.get("classes"))
+    size = args.size or record.get("size") or own_size
+    return network, evaluation_transform(size, square="size" in record), size
+
+
 def source_network(
     args: argparse.Namespace, record: dict[str, Any], classes: list[str] | None
-) -> "tuple[nn.Module, int]":
+) -> tuple[nn.Module, int]:
     """Return the network of the options, on its device, and the side of its images in pixels."""
-    from dpl.backbones import create
-
     for module in args.imports:
         import_object(module)
     path = Path(args.model)
     weights, name = args.weights, args.network or args.model
-    if path.exists():
+    with_weights = is_pretrained_folder(name) or args.pretrained
+    if path.exists() and not is_pretrained_folder(path):
         weights = path / "best.safetensors" if path.is_dir() else path
         name = args.network or record.get("network")
         if name is None:
             raise SettingError(f"--model {path} contains weights only; name the architecture with --network NAME")
     count = len(classes) if classes else _head_size(name, weights) if weights is not None else None
     network = create(name, num_classes=count, weights=weights, pretrained=args.pretrained)
-    if weights is None and not (args.pretrained or args.random_weights):
+    if weights is None and not (with_weights or args.random_weights):
         raise SettingError(
             f"--model {name} names a network without trained weights: give --weights FILE or --pretrained "
             "(or --random-weights, to try things out)"
@@ -111,49 +120,52 @@ def source_network(
 
 def _head_size(name: str, weights: Path) -> int | None:
     """Return the number of classes of a weight file; None if it cannot be found."""
-    from dpl.backbones import create
-    from dpl.backbones.weights import read_checkpoint
-    from dpl.network.split import find_classifier
-
     head = find_classifier(create(name)).removeprefix("network.")
     sizes = {len(value) for key, value in read_checkpoint(weights).tensors.items() if key.endswith(f"{head}.weight")}
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _input_size(name: str, network: "nn.Module") -> int:
-    from dpl.backbones import OWN
-
+def _input_size(name: str, network: nn.Module) -> int:
     if name in OWN:
         return int(OWN[name].input_size)
     for module in network.modules():
-        size = (getattr(module, "pretrained_cfg", None) or {}).get("input_size")
-        if size:
+        if size := (getattr(module, "pretrained_cfg", None) or {}).get("input_size"):  # of timm
             return int(size[-1])
+        if isinstance(side := getattr(getattr(module, "config", None), "image_size", None), int):  # of transformers
+            return side
     return 224
 
 
-def evaluation_transform(size: int, square: bool) -> "Evaluation":
+def evaluation_transform(size: int, square: bool) -> Evaluation:
     """Return the transform of images; networks of up to 64 pixels get the whole image."""
-    from dpl.data import resize_crop
-    from dpl.data import square as to_square
-
     return to_square(size) if square or size <= 64 else resize_crop(round(size / 0.875), size)
 
 
-def labelled_images(
-    folder: Path, run: "FolderRun", limit: int = 1000, option: str = "--calibrate"
-) -> "list[tuple[Tensor, Tensor]]":
-    """Read at most `limit` labelled images, spread over the classes, as the run reads its own."""
-    from dpl.data import batches, open_folder
+def images_of(folder: Path, transform: Evaluation, limit: int) -> Tensor:
+    """Return at most `limit` images of `--images`, spread over the folder."""
+    read = _some_of(open_folder(folder), transform, limit, f"--images {folder}")
+    return torch.cat([images for images, _ in read])
 
+
+def labelled_images(
+    folder: Path, run: FolderRun, limit: int = 1000, option: str = "--calibrate"
+) -> list[tuple[Tensor, Tensor]]:
+    """Return at most `limit` labelled images, spread over the classes, in batches as the run reads its own."""
     images = open_folder(folder, run.names or None)
     if not (images.labels >= 0).any():
         raise DataError(f"{option} {folder}: expected one sub-folder for each class, found images without labels")
+    return _some_of(images, run.transform, limit, f"{option} {folder}", run.batch_size, run.workers)
+
+
+def _some_of(
+    images: ImageSet, transform: Evaluation, limit: int, what: str, batch_size: int = 32, workers: int = 0
+) -> list[tuple[Tensor, Tensor]]:
     some = range(0, len(images), -(-len(images) // limit))
-    read = list(batches(images, list(some), run.transform, run.batch_size, workers=run.workers))
-    if not any(len(batch) for batch in read):
-        raise DataError(f"{option} {folder}: no readable image")
-    return [(batch.images, batch.labels) for batch in read if len(batch)]
+    read = batches(images, list(some), transform, batch_size, workers=workers)
+    readable = [(batch.images, batch.labels) for batch in read if len(batch)]
+    if not readable:
+        raise DataError(f"{what}: no readable image among {len(some)}")
+    return readable
 
 
 def check_counts(args: argparse.Namespace, *names: str) -> None:
@@ -164,20 +176,27 @@ def check_counts(args: argparse.Namespace, *names: str) -> None:
             raise SettingError(f"--{name.replace('_', '-')} {value}: expected at least 1")
 
 
-def parse_settings(pairs: list[str], option: str = "--set", example: str = "lr=1e-4") -> dict[str, Any]:
-    """Read KEY=VALUE pairs of an option."""
+def parse_settings(
+    pairs: list[str],
+    option: str = "--set",
+    example: str = "lr=1e-4",
+    kinds: Sequence[Callable[[str], Any]] = (int, float, yaml.safe_load),
+) -> dict[str, Any]:
+    """Read KEY=VALUE pairs of an option, each value as the first of `kinds` that takes it, or as a word.
+
+    The usual ones are a number (YAML itself does not take 1e-4 for one), true or false, null, or a word.
+    """
     settings = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise SettingError(f"{option} {pair}: expected KEY=VALUE, e.g. {option} {example}")
-        settings[key] = _value(value)
+        settings[key] = _value(value, kinds)
     return settings
 
 
-def _value(text: str) -> Any:
-    """Read a number (YAML itself does not take 1e-4 for one), true or false, null, or a word."""
-    for read in (int, float, yaml.safe_load):
+def _value(text: str, kinds: Sequence[Callable[[str], Any]]) -> Any:
+    for read in kinds:
         try:
             return read(text)
         except (ValueError, yaml.YAMLError):

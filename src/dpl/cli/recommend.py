@@ -3,19 +3,15 @@
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dpl.cli.adapt import prepare
-from dpl.cli.console import print_json, print_table, progress, warn
-from dpl.cli.models import add_model_arguments, check_counts
-from dpl.core.errors import DataError
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dpl.cli.console import Advance
-    from dpl.runs.folder import FolderRun
-    from dpl.runs.recommend import Recommendation
+from dpl.cli.adapt import add_order_arguments, prepare
+from dpl.cli.console import Advance, print_json, print_table, progress, warn
+from dpl.cli.models import add_model_arguments, check_counts, labelled_images
+from dpl.data import batches
+from dpl.runs.folder import FolderRun
+from dpl.runs.recommend import Recommendation, recommend
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,31 +24,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--calibrate", type=Path, help="folder of labelled source validation images, in class folders")
     parser.add_argument("--limit", type=int, default=640, help="images to use, at most (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=32, help="images per batch (default: %(default)s)")
-    parser.add_argument("--order", choices=("auto", "sorted", "shuffled"), default="auto",
-                        help="auto: by name for a flat folder, shuffled for class folders")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="seed of the order (default: %(default)s)")
+    add_order_arguments(parser)
     parser.add_argument("--workers", type=int, default=2, help="threads that read images (default: %(default)s)")
     parser.set_defaults(out=Path(), snapshot=None, save_every=1, with_source=False)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the default method with and without its parts, and print what they change."""
-    from dpl.runs.recommend import recommend
-
     check_counts(args, "limit", "batch_size")
     network, folder_run = prepare(args)
     device = next(network.parameters()).device
-    calibrate = None if args.calibrate is None else _calibration(args, folder_run)
+    calibrate = None if args.calibrate is None else labelled_images(args.calibrate, folder_run, args.limit)
     with progress("recommend", min(args.limit, len(folder_run.images)), quiet=args.json) as advance:
         stream = (batch.to(device) for batch in _stream(folder_run, args.limit, advance))
         chosen = recommend(network, stream, calibrate=calibrate)
     _print(chosen, args.json)
 
 
-def _stream(run: "FolderRun", limit: int, advance: "Advance") -> "Iterator[Tensor]":
-    from dpl.data import batches
-
+def _stream(run: FolderRun, limit: int, advance: Advance) -> Iterator[Tensor]:
     for batch in batches(run.images, run.order()[:limit], run.transform, run.batch_size, workers=run.workers):
         for path, reason in batch.failed:
             warn(f"skipped {path}: {reason}")
@@ -61,19 +50,7 @@ def _stream(run: "FolderRun", limit: int, advance: "Advance") -> "Iterator[Tenso
         advance(len(batch) + len(batch.failed))
 
 
-def _calibration(args: argparse.Namespace, run: "FolderRun") -> "list[tuple[Tensor, Tensor]]":
-    """Read as many source validation images as images of the target."""
-    from dpl.data import batches, open_folder
-
-    images = open_folder(args.calibrate)
-    some = range(0, len(images), max(1, len(images) // args.limit))
-    read = list(batches(images, list(some), run.transform, run.batch_size, workers=run.workers))
-    if not any(len(batch) for batch in read):
-        raise DataError(f"--calibrate {args.calibrate}: no readable image")
-    return [(batch.images, batch.labels) for batch in read if len(batch)]
-
-
-def _print(chosen: "Recommendation", as_json: bool) -> None:
+def _print(chosen: Recommendation, as_json: bool) -> None:
     if as_json:
         print_json(chosen.as_dict())
         return

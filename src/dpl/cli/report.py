@@ -23,9 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR",
                         help="folder of the images, to show some (default: where the run read them)")  # fmt: skip
     for name, kind in (("latex", "LaTeX (.tex)"), ("csv", "CSV"), ("png", "a picture")):
-        parser.add_argument(
-            f"--{name}", action="store_true", help=f"also write the accuracies beside the page, as {kind}"
-        )
+        meaning = f"also write the accuracies beside the page, as {kind}"
+        parser.add_argument(f"--{name}", action="store_true", help=meaning)
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
 
 

@@ -3,17 +3,18 @@
 import argparse
 import shlex
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from dpl.cli.console import print_json, print_table, warn
 from dpl.cli.models import check_counts
+from dpl.cli.progress import watched
 from dpl.core.errors import SettingError
 
-if TYPE_CHECKING:
-    from dpl.bench import Cell, Store
-    from dpl.bench.engine import OnProgress
+if TYPE_CHECKING:  # these need the bench extra, the help does not
     from dpl.reproduce.compare import CellText, ComparisonTable
     from dpl.reproduce.document import Item
     from dpl.reproduce.targets import Request, Result
@@ -52,13 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> "Request":
-    import torch
-
-    from dpl.cli.progress import watched
     from dpl.reproduce.targets import Request
-
-    def watch(title: str, cells: "Sequence[Cell]", store: "Store") -> "AbstractContextManager[OnProgress]":
-        return watched(title, cells, store, quiet=args.json)
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -73,7 +68,7 @@ def _request(args: argparse.Namespace) -> "Request":
         seeds=args.seeds,
         quick=args.quick,
         run=not args.no_run,
-        watch=watch,
+        watch=partial(watched, quiet=args.json),
         say=warn,
         command=_command(args),
     )

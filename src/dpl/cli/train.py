@@ -26,9 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         elif name != "dataset":
             _add_setting(parser, name, default, meaning)
     parser.add_argument("--save-every", type=int, metavar="N", help="steps between saves (default: as --eval-every)")
-    parser.add_argument(
-        "--workers", type=int, default=2, metavar="N", help="threads that read images (default: %(default)s)"
-    )
+    parser.add_argument("--workers", type=int, default=2, metavar="N",
+                        help="threads that read images (default: %(default)s)")  # fmt: skip
     parser.add_argument("--cache", metavar="DIR", help="folder for decoded images; all must have one size")
     parser.add_argument("--device", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
 
@@ -46,13 +45,10 @@ def run(args: argparse.Namespace) -> None:
     spec = TrainSpec(**{name: getattr(args, name) for name in _SETTINGS})
     silent = int(os.environ.get("RANK", "0")) > 0  # of several processes that torchrun started only the first prints
     with progress("training", spec.steps, quiet=args.json or silent) as advance:
-        done = 0
 
         def on_step(report: StepReport) -> None:
-            nonlocal done
             validated = "" if report.mean is None else f", validation {report.mean:.1f} %"
-            advance(report.step + 1 - done, note=f"loss {report.loss:.3f}{validated}")  # a resumed run starts ahead
-            done = report.step + 1
+            advance.to(report.step + 1, f"loss {report.loss:.3f}{validated}")  # a resumed run starts ahead
 
         result = train(
             spec, data=args.data, out=args.out, on_step=on_step, workers=args.workers, cache=args.cache,
@@ -64,8 +60,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _print(result: TrainResult, as_json: bool) -> None:
     if as_json:
-        record = dataclasses.asdict(result) | {"weights": str(result.weights)}
-        print_json(record)
+        print_json(dataclasses.asdict(result) | {"weights": str(result.weights)})
         return
     rows = [[domain, f"{accuracy:.1f}"] for domain, accuracy in result.validation.items()]
     rows.append(["mean", f"{result.mean:.1f}"])

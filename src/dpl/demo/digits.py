@@ -5,9 +5,9 @@ scanners. Both are brought to 32 pixels in MNIST's framing (the digit in the mid
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from safetensors.torch import load as parse_tensors
 from torch import Tensor, nn
 
+from dpl.backbones.cifar import MeanPool, ResidualBlock, conv1x1, conv3x3
 from dpl.core.extras import optional
 
 __all__ = ["DigitNetwork", "load_source_network", "mnist", "train_source_network", "uci_digits"]
@@ -23,37 +24,18 @@ WEIGHTS = "mnist_resnet.safetensors"
 _TRAINED_ON = 4500  # the other 500 MNIST digits measure the source accuracy
 
 
-class _Block(nn.Module):
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        same = width_in == width and stride == 1
-        self.shortcut = nn.Identity() if same else nn.Conv2d(width_in, width, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Residual block."""
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
-
-
-class DigitNetwork(nn.Module):
+class DigitNetwork(nn.Sequential):
     """A residual network of widths 16, 32, 64 for 32-pixel grey images in [0, 1]."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-        self.layer1 = _Block(16, 16, 1)
-        self.layer2 = _Block(16, 32, 2)
-        self.layer3 = _Block(32, 64, 2)
-        self.fc = nn.Linear(64, 10)
+        layers: dict[str, nn.Module] = {"stem": nn.Sequential(conv3x3(1, 16), nn.BatchNorm2d(16), nn.ReLU())}
+        for i, (inputs, outputs, stride) in enumerate(((16, 16, 1), (16, 32, 2), (32, 64, 2)), 1):
+            layers[f"layer{i}"] = ResidualBlock(inputs, outputs, stride, _shortcut)
+        super().__init__(OrderedDict(layers, pool=MeanPool(), fc=nn.Linear(64, 10)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, 10]."""
-        x = self.layer3(self.layer2(self.layer1(self.stem(x))))
-        return self.fc(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    return nn.Identity() if inputs == outputs else conv1x1(inputs, outputs, stride)
 
 
 def mnist() -> tuple[Tensor, Tensor]:
@@ -108,13 +90,6 @@ def source_accuracy(network: nn.Module) -> float:
     """Return the accuracy in percent on the MNIST digits that were not trained on."""
     images, labels = (part[_TRAINED_ON:] for part in mnist())
     return 100.0 * float((network.eval()(images).argmax(dim=1) == labels).float().mean())
-
-
-def save_source_network(network: nn.Module, path: Path) -> None:
-    """Write the weights that come with the package."""
-    from safetensors.torch import save_file
-
-    save_file(network.state_dict(), path)
 
 
 def _affine(images: Tensor, generator: torch.Generator) -> Tensor:
