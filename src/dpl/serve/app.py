@@ -18,7 +18,7 @@ from torch import Tensor
 
 import dpl
 from dpl.serve.images import INFER, Body
-from dpl.serve.jobs import RUN, AdaptChoice, Delete, Job, Predict, Reset, Rollback, Snapshot, describe_snapshot
+from dpl.serve.jobs import RUN, AdaptChoice, Delete, Job, Predict, Reset, Rollback, Snapshot
 from dpl.serve.middleware import EVERYTHING, Access, RequestFilter, check_stream_id
 from dpl.serve.schemas import (
     HANDLED,
@@ -38,7 +38,6 @@ from dpl.serve.schemas import (
     model_answer,
 )
 from dpl.serve.server import Server
-from dpl.serve.stream import Stream
 
 __all__ = ["make_app"]
 
@@ -168,9 +167,9 @@ class _Routes:
 
     async def status(self, stream_id: StreamId) -> Response:
         """Return the status of a stream."""
-        stream = self._engine.find(stream_id)
+        status = self._engine.describe(self._engine.find(stream_id))
         names = await asyncio.to_thread(self._engine.context.store.names, stream_id)
-        return SafeJSON({**(await self._describe([stream]))[0], "snapshots": [*map(describe_snapshot, names)]})
+        return SafeJSON({**status, "snapshots": [name._asdict() for name in names]})
 
     async def events(self, stream_id: StreamId, after: int = 0) -> Response:
         """Return the most recent events of a stream."""
@@ -181,7 +180,7 @@ class _Routes:
         access: Access = request.state.access
         streams = [stream for stream in self._engine.streams() if access.allows(stream.id)]
         streams.sort(key=lambda stream: stream.used, reverse=True)
-        return SafeJSON({"streams": await self._describe(streams[:limit]), "total": len(streams)})
+        return SafeJSON({"streams": [*map(self._engine.describe, streams[:limit])], "total": len(streams)})
 
     async def about(self) -> Response:
         """Return the model, how it adapts, and the limits."""
@@ -233,13 +232,6 @@ class _Routes:
                 return await self._server.decoders.decode(request.state.access.prefix, body)
         except TimeoutError:
             raise Overloaded(503, f"not decoded within {timeout} s", 5) from None
-
-    async def _describe(self, streams: list[Stream]) -> list[dict[str, Any]]:
-        for stream in streams:
-            if stream.unread and not stream.images:
-                await asyncio.to_thread(self._engine.read_counts, stream)
-        names, every = self._engine.context.names, self._server.settings.snapshot_every
-        return [stream.describe(names, every) for stream in streams]
 
 
 class _Page:

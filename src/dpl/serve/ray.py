@@ -142,11 +142,6 @@ class Replica:
         """Return which model is served."""
         return {} if self._server is None else self._server.about
 
-    def check_health(self) -> None:
-        """Raise if a worker thread has ended; Ray then restarts the replica."""
-        if self._server is None or not self._server.engine.alive:
-            raise RuntimeError("a thread that runs the model has ended")
-
     def __del__(self) -> None:
         """Save every stream; Ray calls this at an orderly stop."""
         if self._server is not None:
