@@ -306,42 +306,44 @@ class Engine:
             self._ready.remove(stream)
             self._turn[stream.tenant] = max(self._turn.values(), default=0) + 1
             stream.running = True
-        deleted: Future[None] | None = None
+        last: Job | None = None
         token = CURRENT.set(stream.id)
         try:
-            deleted = self._run_jobs(stream)
+            last = self._run_jobs(stream)
         except Exception as error:  # the state of the stream could not be loaded
             _log.exception("jobs of a stream")
             while (job := self._pop(stream)) is not None:
                 job.future.set_exception(error)
         finally:
             CURRENT.reset(token)
-            if deleted is None:
+            if isinstance(last, Delete) and last.deleted is not None:  # nobody uses the stream until its folder is gone
+                last.deleted.add_done_callback(partial(self._end_delete, stream, last))
+            else:
                 self._free(stream)
-            else:  # nobody uses the stream before its folder is gone
-                deleted.add_done_callback(partial(self._end_delete, stream))
         self.pool.spill()
 
-    def _run_jobs(self, stream: Stream) -> "Future[None] | None":
-        """Run a few jobs of a stream; return what the next ones must wait for."""
-        session = self.pool.acquire(stream)
+    def _run_jobs(self, stream: Stream) -> Job | None:
+        """Run a few jobs of a stream; return the last one."""
+        session, job = self.pool.acquire(stream), None
         try:
             for _ in range(_BURST):
                 job = self._pop(stream)
-                if job is None:
-                    return None
-                self._run(job, session)
-                if isinstance(job, Delete):
-                    return job.written
+                if job is not None:
+                    self._run(job, session)
+                if job is None or isinstance(job, Delete):
+                    break
+            return job
         finally:
             session.live.busy = False
-        return None
 
-    def _end_delete(self, stream: Stream, deleted: "Future[None]") -> None:
-        if deleted.exception() is None:
+    def _end_delete(self, stream: Stream, job: Delete, deleted: "Future[None]") -> None:
+        error = deleted.exception()
+        if error is None:
             _log.info("deleted", extra={"stream": stream.id})
             stream.forget()
         self._free(stream)
+        if job.written is not None:
+            job.written.set_result(None) if error is None else job.written.set_exception(error)
 
     def _pop(self, stream: Stream) -> Job | None:
         with self._lock:

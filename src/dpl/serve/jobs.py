@@ -186,9 +186,10 @@ class Delete(Job):
     """Delete the stream, in memory and on disk."""
 
     needs_disk = True
+    deleted: "Future[None] | None" = None  # the folder is gone; `written` follows when the stream is forgotten, too
 
     def run(self, session: Session, busy: bool) -> None:
         """Take the stream off the model; if its folder cannot be deleted, the stream is unchanged."""
         session.unload()
-        self.written = session.context.writer.delete(session.stream)
+        self.deleted, self.written = session.context.writer.delete(session.stream), Future()
         self._finish(session, deleted=True)
