@@ -4,8 +4,10 @@ import argparse
 import dataclasses
 import logging
 import math
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from logging.handlers import WatchedFileHandler
@@ -122,7 +124,7 @@ def _values(args: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
 def _run_on_ray(args: argparse.Namespace, settings: "ServeSettings") -> None:
     """Serve from several processes, each with the streams that it owns."""
     optional("ray.serve", "ray")
-    from dpl.serve.ray import RayServer
+    from dpl.serve.ray import serve_on_ray
     from dpl.serve.settings import RaySettings
 
     options, tokens = RaySettings(**_values(args, RaySettings)), _tokens(args)
@@ -132,12 +134,12 @@ def _run_on_ray(args: argparse.Namespace, settings: "ServeSettings") -> None:
     http = {"host": args.host, "port": port, "ssl_certfile": args.tls_cert and str(args.tls_cert),
             "ssl_keyfile": args.tls_key and str(args.tls_key)}  # fmt: skip
     settings = dataclasses.replace(settings, state=settings.state.resolve())
-    server = RayServer(partial(_replica, args, settings, tokens), settings, tokens, options, http)
-    try:
-        _announce(args, port, server.about(), [])
-        server.wait()
-    finally:
-        server.close()
+    build, stop = partial(_replica, args, settings, tokens), threading.Event()
+    with serve_on_ray(build, settings, tokens, options, http) as about:
+        _announce(args, port, about, [])
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        stop.wait()
 
 
 def _replica(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens | None", index: int) -> "Server":

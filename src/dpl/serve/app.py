@@ -5,11 +5,11 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request
 from starlette.exceptions import HTTPException
@@ -17,28 +17,12 @@ from starlette.responses import Response
 from torch import Tensor
 
 import dpl
+from dpl.serve import schemas
 from dpl.serve.images import INFER, Body
-from dpl.serve.jobs import RUN, AdaptChoice, Delete, Job, Predict, Reset, Rollback, Snapshot, describe_snapshot
-from dpl.serve.middleware import EVERYTHING, Access, RequestFilter, check_stream_id
-from dpl.serve.schemas import (
-    HANDLED,
-    PREDICT_BODY,
-    ErrorAnswer,
-    Events,
-    JobDone,
-    NoStream,
-    Overloaded,
-    Prediction,
-    RollbackRequest,
-    SafeJSON,
-    StreamList,
-    StreamStatus,
-    handle_error,
-    infer_answer,
-    model_answer,
-)
+from dpl.serve.jobs import RUN, AdaptChoice, Delete, Job, Predict, Reset, Rollback, Snapshot
+from dpl.serve.middleware import RequestFilter, check_stream_id
+from dpl.serve.schemas import NoStream, Overloaded, SafeJSON
 from dpl.serve.server import Server
-from dpl.serve.stream import Stream
 
 __all__ = ["make_app"]
 
@@ -59,49 +43,47 @@ def make_app(server: Server) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
         default_response_class=SafeJSON,
+        responses={status: {"model": schemas.ErrorAnswer} for status in (401, 404, 409, 413, 422, 429, 503)},
     )
     app.add_middleware(RequestFilter, settings=server.settings, tokens=server.tokens, metrics=server.metrics)
-    for kind in HANDLED:
-        app.add_exception_handler(kind, handle_error)
+    for kind in schemas.HANDLED:
+        app.add_exception_handler(kind, schemas.handle_error)
     _add_routes(app, _Routes(server))
     return app
 
 
 def _add_routes(app: FastAPI, routes: "_Routes") -> None:
-    errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorAnswer} for status in (401, 404, 409, 413, 422, 429, 503)
-    }
     one = "/v1/streams/{stream_id}"
-    table: list[tuple[str, str, Any, type | None, dict[str, Any]]] = [
-        ("POST", f"{one}/predict", routes.predict, Prediction, {"openapi_extra": PREDICT_BODY}),
-        ("GET", "/v1/streams", routes.list_streams, StreamList, {}),
-        ("GET", one, routes.status, StreamStatus, {}),
-        ("GET", f"{one}/events", routes.events, Events, {}),
-        ("POST", f"{one}/snapshot", routes.snapshot, JobDone, {}),
-        ("POST", f"{one}/rollback", routes.rollback, JobDone, {}),
-        ("POST", f"{one}/reset", routes.reset, JobDone, {}),
-        ("DELETE", one, routes.delete, JobDone, {}),
-        ("POST", "/v2/models/{stream_id}/infer", routes.infer, None, {}),
-        ("GET", "/v2/models/{stream_id}", routes.model, None, {}),
-        ("GET", "/v2/models/{stream_id}/ready", routes.model, None, {}),
-        ("GET", "/v2", routes.protocol, None, {}),
-        ("GET", "/v2/health/live", routes.health, None, {}),
-        ("GET", "/v2/health/ready", routes.ready, None, {}),
-        ("GET", "/v1/server", routes.about, None, {}),
-        ("GET", "/metrics", routes.metrics, None, {}),
-        ("GET", "/healthz", routes.health, None, {}),
-        ("GET", "/readyz", routes.ready, None, {}),
-    ]
-    for method, path, handler, model, extra in table:
-        app.add_api_route(path, handler, methods=[method], response_model=model, responses=errors, **extra)
+    app.add_api_route(f"{one}/predict", routes.predict, methods=["POST"], response_model=schemas.Prediction,
+                      openapi_extra=schemas.PREDICT_BODY)  # fmt: skip
+    for method, path, handler, model in (
+        ("GET", "/v1/streams", routes.list_streams, schemas.StreamList),
+        ("GET", one, routes.status, schemas.StreamStatus),
+        ("GET", f"{one}/events", routes.events, schemas.Events),
+        ("POST", f"{one}/snapshot", routes.snapshot, schemas.JobDone),
+        ("POST", f"{one}/rollback", routes.rollback, schemas.JobDone),
+        ("POST", f"{one}/reset", routes.reset, schemas.JobDone),
+        ("DELETE", one, routes.delete, schemas.JobDone),
+        ("POST", "/v2/models/{stream_id}/infer", routes.infer, None),
+        ("GET", "/v2/models/{stream_id}", routes.model, None),
+        ("GET", "/v2/models/{stream_id}/ready", routes.model, None),
+        ("GET", "/v2", routes.protocol, None),
+        ("GET", "/v2/health/live", routes.health, None),
+        ("GET", "/v2/health/ready", routes.ready, None),
+        ("GET", "/v1/server", routes.about, None),
+        ("GET", "/metrics", routes.metrics, None),
+        ("GET", "/healthz", routes.health, None),
+        ("GET", "/readyz", routes.ready, None),
+    ):
+        app.add_api_route(path, handler, methods=[method], response_model=model)
     for path, name in (("/", "page.html"), ("/docs", "docs.html")):
-        app.add_api_route(path, _Page(name), methods=["GET"], include_in_schema=False)
+        app.add_api_route(path, _page(name), include_in_schema=False)
 
 
 async def _permitted(request: Request, stream_id: str) -> str:
     """Refuse an invalid stream name, and hide streams that the caller may not see."""
     check_stream_id(stream_id)
-    if not request.state.access.allows(stream_id):
+    if not stream_id.startswith(request.state.prefix):
         raise NoStream(stream_id)
     return stream_id
 
@@ -138,11 +120,11 @@ class _Routes:
         images, facts = await self._decoded(request, INFER, request.headers.get("inference-header-content-length"))
         job = Predict(request.state.request_id, images, adapt, probabilities=True)
         result = await self._do(request, stream_id, job, create=True)
-        return SafeJSON(infer_answer(stream_id, result, self._server.about["outputs"]) | facts)
+        return SafeJSON(schemas.infer_answer(stream_id, result, self._server.about["outputs"]) | facts)
 
     async def model(self, stream_id: StreamId) -> Response:
         """Describe the model of a stream for clients of the Open Inference Protocol."""
-        return SafeJSON(model_answer(stream_id, self._server.about))
+        return SafeJSON(schemas.model_answer(stream_id, self._server.about))
 
     async def protocol(self) -> Response:
         """Name the server for clients of the Open Inference Protocol."""
@@ -152,11 +134,12 @@ class _Routes:
         """Write a snapshot of the stream to disk; manual snapshots are counted separately from automatic ones."""
         return SafeJSON(await self._do(request, stream_id, Snapshot(request.state.request_id)))
 
-    async def rollback(self, request: Request, stream_id: StreamId, body: RollbackRequest | None = None) -> Response:
+    async def rollback(
+        self, request: Request, stream_id: StreamId, body: schemas.RollbackRequest | None = None
+    ) -> Response:
         """Return to a snapshot: the newest one of an earlier state, or the one named by `to`."""
-        return SafeJSON(
-            await self._do(request, stream_id, Rollback(request.state.request_id, body.to if body else None))
-        )
+        job = Rollback(request.state.request_id, body.to if body else None)
+        return SafeJSON(await self._do(request, stream_id, job))
 
     async def reset(self, request: Request, stream_id: StreamId) -> Response:
         """Return the stream to the source model, exactly."""
@@ -168,9 +151,9 @@ class _Routes:
 
     async def status(self, stream_id: StreamId) -> Response:
         """Return the status of a stream."""
-        stream = self._engine.find(stream_id)
+        status = self._engine.describe(self._engine.find(stream_id))
         names = await asyncio.to_thread(self._engine.context.store.names, stream_id)
-        return SafeJSON({**(await self._describe([stream]))[0], "snapshots": [*map(describe_snapshot, names)]})
+        return SafeJSON({**status, "snapshots": [name._asdict() for name in names]})
 
     async def events(self, stream_id: StreamId, after: int = 0) -> Response:
         """Return the most recent events of a stream."""
@@ -178,10 +161,9 @@ class _Routes:
 
     async def list_streams(self, request: Request, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Response:
         """List the streams, most recently used first."""
-        access: Access = request.state.access
-        streams = [stream for stream in self._engine.streams() if access.allows(stream.id)]
+        streams = [stream for stream in self._engine.streams() if stream.id.startswith(request.state.prefix)]
         streams.sort(key=lambda stream: stream.used, reverse=True)
-        return SafeJSON({"streams": await self._describe(streams[:limit]), "total": len(streams)})
+        return SafeJSON({"streams": [*map(self._engine.describe, streams[:limit])], "total": len(streams)})
 
     async def about(self) -> Response:
         """Return the model, how it adapts, and the limits."""
@@ -191,7 +173,7 @@ class _Routes:
 
     async def metrics(self, request: Request) -> Response:
         """Return figures for Prometheus; only for tokens that may see every stream."""
-        if request.state.access != EVERYTHING:
+        if request.state.prefix:
             raise HTTPException(404, "metrics are for tokens without a stream prefix")
         return Response(self._server.metrics.text(), media_type="text/plain; version=0.0.4")
 
@@ -205,10 +187,19 @@ class _Routes:
         accepting = self._engine.accepting
         return SafeJSON({"status": "ready" if accepting else "stopping"}, status_code=200 if accepting else 503)
 
+    async def _decoded(self, request: Request, kind: str, shape: str | None) -> tuple[Tensor, dict[str, Any]]:
+        """Let another process decode the body, in the time that a request has."""
+        body, timeout = Body(kind, await request.body(), shape), self._server.settings.timeout
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._server.decoders.decode(request.state.prefix, body)
+        except TimeoutError:
+            raise Overloaded(503, f"not decoded within {timeout} s", 5) from None
+
     async def _do(self, request: Request, stream_id: str, job: Job, *, create: bool = False) -> dict[str, Any]:
         """Queue a job, wait for its result, then for what it writes; both no longer than `timeout`."""
         timeout = self._server.settings.timeout
-        with self._engine.admit(stream_id, request.state.access.prefix, create=create) as stream:
+        with self._engine.admit(stream_id, request.state.prefix, create=create) as stream:
             self._engine.submit(stream, job)
             result = asyncio.wrap_future(job.future)
             try:
@@ -221,57 +212,39 @@ class _Routes:
                 raise Overloaded(503, f"not started within {timeout} s", 5)
             facts = await result
             if job.written is not None:
-                durable = await _is_written(job, timeout)
+                durable = await _is_written(job.written, job.needs_disk, timeout)
                 facts |= {"durable": durable, "durable_through": stream.durable_through}
         return facts
 
-    async def _decoded(self, request: Request, kind: str, shape: str | None) -> tuple[Tensor, dict[str, Any]]:
-        """Let another process decode the body, in the time that a request has."""
-        body, timeout = Body(kind, await request.body(), shape), self._server.settings.timeout
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._server.decoders.decode(request.state.access.prefix, body)
-        except TimeoutError:
-            raise Overloaded(503, f"not decoded within {timeout} s", 5) from None
 
-    async def _describe(self, streams: list[Stream]) -> list[dict[str, Any]]:
-        for stream in streams:
-            if stream.unread and not stream.images:
-                await asyncio.to_thread(self._engine.read_counts, stream)
-        names, every = self._engine.context.names, self._server.settings.snapshot_every
-        return [stream.describe(names, every) for stream in streams]
+async def _is_written(future: "Future[None]", needed: bool, timeout: float) -> bool:
+    """Wait until what a job writes is on disk; raise an error if it is `needed` and is not."""
+    written = asyncio.wrap_future(future)
+    await asyncio.wait({written}, timeout=timeout)
+    if not written.done():
+        if needed:
+            raise Overloaded(503, f"the disk is slow: not written within {timeout} s; it follows", 10)
+        return False
+    if needed:
+        written.result()
+    return written.exception() is None
 
 
-class _Page:
-    """A page in one file; its policy allows its own script and style, and nothing from other sites."""
+def _page(name: str) -> Callable[[], Awaitable[Response]]:
+    """Return a page in one file; its policy allows its own script and style, and nothing from other sites."""
+    html = files("dpl.serve").joinpath(name).read_text()
+    script, style = _hash(html, "script"), _hash(html, "style")
+    policy = (
+        f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
 
-    def __init__(self, name: str) -> None:
-        self._html = files("dpl.serve").joinpath(name).read_text()
-        allowed = {tag: _hash(self._html, tag) for tag in ("script", "style")}
-        self._policy = (
-            f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']}; connect-src 'self'; "
-            "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        )
+    async def page() -> Response:
+        return Response(html, media_type="text/html", headers={"Content-Security-Policy": policy})
 
-    async def __call__(self) -> Response:
-        return Response(self._html, media_type="text/html", headers={"Content-Security-Policy": self._policy})
+    return page
 
 
 def _hash(html: str, tag: str) -> str:
-    blocks = re.findall(rf"<{tag}>(.*?)</{tag}>", html, flags=re.DOTALL)
-    digests = [base64.b64encode(hashlib.sha256(block.encode()).digest()).decode() for block in blocks]
-    return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-
-
-async def _is_written(job: Job, timeout: float) -> bool:
-    """Wait until what a job writes is on disk; raise an error if it must be and is not."""
-    written = asyncio.wrap_future(cast("Future[None]", job.written))
-    await asyncio.wait({written}, timeout=timeout)
-    if not written.done():
-        if job.needs_disk:
-            raise Overloaded(503, f"the disk is slow: not written within {timeout} s; it follows", 10)
-        return False
-    error = written.exception()
-    if error is not None and job.needs_disk:
-        raise error
-    return error is None
+    (block,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, flags=re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()}'"

@@ -32,7 +32,6 @@ class DecoderPool:
     """A few decoders; one tenant uses all but one of them, so that its images never make others wait for long."""
 
     def __init__(self, decoder: RequestDecoder, settings: ServeSettings) -> None:
-        self._shape = decoder.shape
         self._decoder = decoder
         self._workers = [_Worker(decoder, settings) for _ in range(settings.decoders)]
         self._threads = ThreadPoolExecutor(settings.decoders + 1, thread_name_prefix="dpl-serve-decoder")
@@ -54,60 +53,51 @@ class DecoderPool:
             return await loop.run_in_executor(self._threads, self._decoder.from_body, body)
         async with self._turns[tenant]:
             worker = await self._idle.get()
-            answer = loop.run_in_executor(self._threads, worker.ask, body)
+            answer = self._threads.submit(worker.ask, body)
+            answer.add_done_callback(lambda _: loop.call_soon_threadsafe(self._idle.put_nowait, worker))
             try:
-                facts, values = await asyncio.shield(answer)
+                return await asyncio.wrap_future(answer)
             except asyncio.CancelledError:
                 worker.kill()
                 raise
-            finally:
-                answer.add_done_callback(lambda ended: self._give_back(worker, ended))
-        images = np.frombuffer(values, dtype=np.float32).reshape(-1, *self._shape)
-        return torch.from_numpy(images.copy()), facts
-
-    def _give_back(self, worker: "_Worker", ended: "asyncio.Future[Any]") -> None:
-        if not ended.cancelled():
-            ended.exception()  # its client may have left; asyncio would report an error that nobody asked for
-        self._idle.put_nowait(worker)
 
     def close(self) -> None:
         """End the processes."""
         for worker in self._workers:
             worker.kill()
         self._threads.shutdown()
-        for worker in self._workers:
-            worker.end()
 
 
 class _Worker:
     """One process, started when it is first needed and again when it has ended."""
 
     def __init__(self, decoder: RequestDecoder, settings: ServeSettings) -> None:
-        self._decoder, self._settings = decoder, settings
+        self._decoder, self._seconds, self._memory = decoder, settings.decode_seconds, settings.decode_memory
         self._lock = threading.Lock()
         self._process: Any = None
-        self._line: Connection | None = None
 
     def start(self) -> None:
         """Start the process, unless it runs."""
         with self._lock:
             self._started()
 
-    def _started(self) -> "Connection":
-        if self._line is None or self._process is None:
+    def _started(self) -> Connection:
+        if self._process is None or not self._process.is_alive():
             # The server has threads, so it cannot be forked; a small process that has imported everything can.
             context: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
             if sys.platform != "win32":
                 context.set_forkserver_preload(["dpl.serve.decoders"])
+            self._line: Connection
             self._line, theirs = context.Pipe()
-            limits = (self._settings.decode_seconds, self._settings.decode_memory)
-            self._process = context.Process(target=_run, args=(theirs, self._decoder, *limits), daemon=True)
-            self._process.start()
+            arguments = (theirs, self._decoder, self._seconds, self._memory)
+            process = context.Process(target=_run, args=arguments, daemon=True)
+            process.start()
             theirs.close()
+            self._process = process
         return self._line
 
-    def ask(self, body: Body) -> tuple[dict[str, Any], memoryview]:
-        """Let the process decode a body; return what it says, or raise InputError."""
+    def ask(self, body: Body) -> tuple[Tensor, dict[str, Any]]:
+        """Let the process decode a body; return the images and what it says, or raise InputError."""
         with self._lock:
             try:
                 line = self._started()
@@ -115,33 +105,28 @@ class _Worker:
                 line.send_bytes(body.content)
                 head, values = json.loads(line.recv_bytes()), line.recv_bytes()
             except (EOFError, OSError):
-                raise InputError(self.end()) from None
+                raise InputError(self._why_ended()) from None
         if "error" in head:
             raise InputError(head["error"])
-        return head, memoryview(values)
+        images = np.frombuffer(values, dtype=np.float32).reshape(-1, *self._decoder.shape)
+        return torch.from_numpy(images.copy()), head
 
     def kill(self) -> None:
         """End the process; the thread that waits for it notices."""
-        process = self._process
-        if process is not None:
-            with suppress(ValueError, OSError, AttributeError):
-                process.kill()
+        if self._process is not None:
+            self._process.kill()
 
-    def end(self) -> str:
-        """Clear up after the process; return why it ended."""
-        process, line, self._process, self._line = self._process, self._line, None, None
-        if line is not None:
-            line.close()
-        if process is None:
+    def _why_ended(self) -> str:
+        if self._process is None:
             return "the images cannot be decoded at present"
-        process.kill()
-        process.join()
-        if process.exitcode == -int(getattr(signal, "SIGPROF", 0)):
-            return f"decoding takes more than {self._settings.decode_seconds} s (decode_seconds); send smaller images"
+        self._process.kill()
+        self._process.join()
+        if self._process.exitcode == -int(getattr(signal, "SIGPROF", 0)):
+            return f"decoding takes more than {self._seconds} s (decode_seconds); send smaller images"
         return "decoding was stopped"
 
 
-def _run(line: "Connection", decoder: RequestDecoder, seconds: float, memory: int) -> None:
+def _run(line: Connection, decoder: RequestDecoder, seconds: float, memory: int) -> None:
     """Decode one body after another, until the server has gone. The answer holds plain bytes and JSON, no objects."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
     torch.set_num_threads(1)

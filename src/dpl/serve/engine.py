@@ -4,11 +4,12 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from typing import Any
 
 from dpl.core.errors import DplError
 from dpl.model.adaptive import AdaptiveModel
@@ -28,34 +29,28 @@ _log = logging.getLogger("dpl.serve")
 class ModelPool:
     """Keeps a few streams on live models, more in memory as differences, and the rest on disk.
 
-    A stream is moved only while it counts as running, so that one thread at a time touches it. `changed` is the
-    engine's lock; `free` lets other threads run a stream again.
+    A stream is moved only while it counts as running, so that one thread at a time touches it. `streams` and `lock`
+    are the engine's; `free` lets other threads run a stream again.
     """
 
     def __init__(
         self,
         models: list[AdaptiveModel],
         context: ServerContext,
-        changed: threading.Condition,
+        streams: dict[str, Stream],
+        lock: AbstractContextManager[object],
         free: Callable[[Stream], None],
     ) -> None:
         self.models = [LiveModel(model) for model in models]
-        self._context, self._changed, self._free = context, changed, free
-        self._memory: OrderedDict[str, Stream] = OrderedDict()  # least recently used first
+        self._context, self._streams, self._lock, self._free = context, streams, lock, free
 
-    @property
-    def held(self) -> int:
-        """The number of streams in memory."""
-        return len(self._memory)
-
-    @property
-    def size(self) -> int:
-        """The bytes of their states."""
-        return sum(stream.difference.size for stream in self._memory.values() if stream.difference is not None)
+    def in_memory(self) -> list[Stream]:
+        """Return the streams whose state is in memory; the caller holds the lock."""
+        return [stream for stream in self._streams.values() if stream.difference is not None]
 
     def acquire(self, stream: Stream) -> Session:
         """Put the stream on a live model: the one it is still on, or the one used least recently."""
-        with self._changed:
+        with self._lock:
             idle = [live for live in self.models if not live.busy]
             live = next((m for m in idle if m.stream is stream), None) or min(idle, key=lambda m: m.used)
             live.busy, live.used = True, time.monotonic()
@@ -64,20 +59,16 @@ class ModelPool:
                 evicted.running = True
         session = Session(stream, live, self._context)
         try:
-            self._release_previous(evicted, live)
+            if evicted is not None:
+                Session(evicted, live, self._context).unload()
             session.load()
         except Exception:
-            self.release(session)
+            live.busy = False
             raise
-        with self._changed:
-            self._memory[stream.id] = stream
-            self._memory.move_to_end(stream.id)
+        finally:
+            if evicted is not None:
+                self._free(evicted)
         return session
-
-    def release(self, session: Session) -> None:
-        """Let other streams use the live model; the stream stays on it until another one needs it."""
-        with self._changed:
-            session.live.busy = False
 
     def spill(self) -> None:
         """Drop the least recently used streams from memory until few enough are there; write them first.
@@ -86,70 +77,48 @@ class ModelPool:
         """
         while not self._context.writer.problem and (stream := self._reserve_surplus()) is not None:
             try:
-                self._release(stream)
                 with suppress(OSError, TimeoutError):
-                    self._save(stream).result(_SPILL_SECONDS)
+                    self.save(stream).result(_SPILL_SECONDS)
                 if stream.changed > stream.saved:
                     return
-                with self._changed:
-                    self._memory.pop(stream.id, None)
                 stream.unload()
                 self._context.metrics.spills.inc()
             finally:
                 self._free(stream)
 
+    def _reserve_surplus(self) -> Stream | None:
+        """Mark the least recently used idle stream as running, if too many are in memory."""
+        with self._lock:
+            held = self.in_memory()
+            idle = [stream for stream in held if not stream.running and not stream.admitted]
+            if len(held) <= self._context.settings.max_streams_in_memory or not idle:
+                return None
+            stream = min(idle, key=lambda stream: stream.used)
+            stream.running = True
+            return stream
+
+    def save(self, stream: Stream) -> "Future[None]":
+        """Take a stream off its live model, and let it be written if it has changed; no other thread may use it."""
+        with self._lock:
+            live = next((live for live in self.models if live.stream is stream), None)
+            if live is not None:
+                live.busy = True
+        if live is not None:
+            try:
+                Session(stream, live, self._context).unload()
+            finally:
+                live.busy = False
+        if stream.changed > stream.saved and stream.difference is not None:
+            return self._context.writer.save(stream, stream.as_snapshot("auto", stream.difference))
+        saved: Future[None] = Future()
+        saved.set_result(None)
+        return saved
+
     def forget(self, stream: Stream) -> None:
         """Drop a deleted stream."""
-        self._memory.pop(stream.id, None)
         for live in self.models:
             if live.stream is stream:
                 live.stream = None
-
-    def save_all(self) -> None:
-        """Let every stream be written to disk; call it only after all threads have ended."""
-        for stream in self._memory.values():
-            self._release(stream)
-            self._save(stream)
-
-    def _release_previous(self, evicted: Stream | None, live: LiveModel) -> None:
-        """Take the previous stream off a live model; it stays in memory."""
-        if evicted is not None:
-            try:
-                Session(evicted, live, self._context).unload()
-            finally:
-                self._free(evicted)
-
-    def _reserve_surplus(self) -> Stream | None:
-        """Mark the least recently used idle stream as running, if too many are in memory."""
-        with self._changed:
-            if len(self._memory) <= self._context.settings.max_streams_in_memory:
-                return None
-            stream = next((s for s in self._memory.values() if not s.running and not s.admitted), None)
-            if stream is not None:
-                stream.running = True
-            return stream
-
-    def _release(self, stream: Stream) -> None:
-        """Take a stream off its live model, if it is on one."""
-        with self._changed:
-            live = next((live for live in self.models if live.stream is stream), None)
-            if live is None:
-                return
-            live.busy = True
-        session = Session(stream, live, self._context)
-        try:
-            session.unload()
-        finally:
-            self.release(session)
-
-    def _save(self, stream: Stream) -> "Future[None]":
-        """Let a stream that is on no live model be written, if it has changed."""
-        if stream.changed <= stream.saved or stream.difference is None:
-            saved: Future[None] = Future()
-            saved.set_result(None)
-            return saved
-        stream.captured = stream.steps
-        return self._context.writer.save(stream, stream.as_snapshot("auto", stream.difference))
 
 
 class Engine:
@@ -163,26 +132,21 @@ class Engine:
         self._waiting: Counter[str] = Counter(dict.fromkeys(tenants, 0))  # requests by tenant
         self._turn: dict[str, int] = dict.fromkeys(tenants, 0)  # a number that grows with each turn
         self._streams = {name: self._known(name) for name in context.store.stream_ids()}
-        self._ready: deque[Stream] = deque()
-        self._changed = threading.Condition()
-        self.pool = ModelPool(models, context, self._changed, self._free)
+        self._ready: list[Stream] = []  # those with jobs; the one that waits longest first
+        self._lock = threading.RLock()
+        self.pool = ModelPool(models, context, self._streams, self._lock, self._free)
         self._admitted = 0
         self._job_seconds = 0.05
         self.accepting = True
-        self._stopping = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"dpl-serve-{i}", daemon=True)
-            for i in range(context.settings.workers)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = ThreadPoolExecutor(context.settings.workers, "dpl-serve")
+        self._turns: set[Future[None]] = set()
 
     # Called by the web application.
 
     @contextmanager
     def admit(self, stream_id: str, tenant: str = "", *, create: bool = False) -> Iterator[Stream]:
         """Take a place in the queues while the block runs; raises Overloaded or NoStream."""
-        with self._changed:
+        with self._lock:
             stream = self._streams.get(stream_id)
             if stream is None and not create:
                 raise NoStream(stream_id)
@@ -197,7 +161,7 @@ class Engine:
         try:
             yield stream
         finally:
-            with self._changed:
+            with self._lock:
                 stream.admitted -= 1
                 self._admitted -= 1
                 self._waiting[tenant] -= 1
@@ -205,13 +169,13 @@ class Engine:
 
     def submit(self, stream: Stream, job: Job) -> None:
         """Queue a job of an admitted request."""
-        with self._changed:
+        with self._lock:
             stream.jobs.append(job)
             self._make_ready(stream)
 
     def cancel(self, stream: Stream, job: Job) -> bool:
         """Drop a job that has not started; return whether that was possible."""
-        with self._changed:
+        with self._lock:
             if not job.future.cancel():
                 return False
             if job in stream.jobs:
@@ -221,52 +185,44 @@ class Engine:
 
     def streams(self) -> list[Stream]:
         """Return all streams, in memory or on disk."""
-        with self._changed:
+        with self._lock:
             return list(self._streams.values())
 
     def find(self, stream_id: str) -> Stream:
         """Return a stream, or raise NoStream."""
-        with self._changed:
+        with self._lock:
             if stream_id not in self._streams:
                 raise NoStream(stream_id)
             return self._streams[stream_id]
 
-    def read_counts(self, stream: Stream) -> None:
-        """Read the counts of a stream from an earlier run, before it is used for the first time."""
-        adapted, images = self.context.store.counts(stream.id)
-        with self._changed:
-            if stream.unread and not stream.running:
-                stream.adapted, stream.images = adapted, images
+    def describe(self, stream: Stream) -> dict[str, Any]:
+        """Return the status of a stream."""
+        return stream.describe(self.context.names, self.context.settings.snapshot_every)
 
-    def facts(self) -> dict[str, tuple[str, float]]:
-        """Return the present figures of the server: name, meaning, value."""
-        with self._changed:
-            known, admitted = len(self._streams), self._admitted
-            held, size = self.pool.held, self.pool.size
-        return {
-            "dpl_streams": ("Streams known", known),
-            "dpl_streams_in_memory": ("Streams whose state is in memory", held),
-            "dpl_delta_bytes": ("Memory used by the states of streams", size),
-            "dpl_queue": ("Requests accepted and not yet answered", admitted),
-            "dpl_storage_ok": ("1 while the state folder can be written", float(self.context.writer.problem is None)),
-            "dpl_step_seconds": ("Time of one adaptation, smoothed", self.context.step_seconds),
-        }
-
-    @property
-    def alive(self) -> bool:
-        """Whether all worker threads run."""
-        return self._stopping or all(thread.is_alive() for thread in self._threads)
+    def facts(self) -> dict[str, float]:
+        """Return the present figures of the server; `metrics` has their meaning."""
+        with self._lock:
+            states = [stream.difference for stream in self.pool.in_memory()]
+            return {
+                "dpl_streams": len(self._streams),
+                "dpl_streams_in_memory": len(states),
+                "dpl_delta_bytes": sum(state.size for state in states if state is not None),
+                "dpl_queue": self._admitted,
+                "dpl_storage_ok": self.context.writer.problem is None,
+                "dpl_step_seconds": self.context.step_seconds,
+            }
 
     def stop(self, seconds: float) -> None:
         """Finish the queued jobs, write every stream to disk, end the threads; give up after `seconds`."""
         end = time.monotonic() + seconds
-        with self._changed:
-            self.accepting, self._stopping = False, True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
-        if not any(thread.is_alive() for thread in self._threads):
-            self.pool.save_all()
+        self.accepting = False
+        while turns := self._turns.copy():
+            if wait(turns, max(0.0, end - time.monotonic())).not_done:
+                break
+        else:
+            for stream in self.pool.in_memory():
+                self.pool.save(stream)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self.context.writer.stop(max(0.0, end - time.monotonic())):
             self.context.store.close()
         unsaved = [stream.id for stream in self.streams() if stream.changed > stream.saved]
@@ -278,31 +234,32 @@ class Engine:
     # Internal.
 
     def _known(self, stream_id: str) -> Stream:
-        """Return a stream from an earlier run; its newest snapshot is read when it is first used."""
-        stream = Stream(stream_id, self.context.settings.events_kept)
-        newest = self.context.store.names(stream_id)[0]
+        """Return a stream from an earlier run; the state of its newest snapshot is read when it is first used."""
+        store, stream = self.context.store, Stream(stream_id, self.context.settings.events_kept)
+        newest = store.names(stream_id)[0]
         stream.seq = stream.changed = stream.saved = newest.seq
-        stream.version, stream.unread = newest.version, True
+        stream.version = newest.version
+        stream.adapted, stream.images = store.counts(stream_id)
         with suppress(OSError):
-            stream.disk = self.context.store.size(stream_id)
+            stream.disk = store.size(stream_id)
         return stream
 
     def _check_room(self, stream: Stream | None, tenant: str) -> None:
         settings = self.context.settings
         others = sum(1 for name, count in self._waiting.items() if not count and name != tenant)
         kept = min(others, settings.queue - 1) if self._waiting[tenant] else 0  # a place for each of the others
-        wait = min(30, max(1, math.ceil(self._admitted * self._job_seconds / settings.workers)))
+        pause = min(30, max(1, math.ceil(self._admitted * self._job_seconds / settings.workers)))
         if not self.accepting:
             raise Overloaded(503, "the server is stopping", 5)
         if self._admitted + kept >= settings.queue:
-            raise Overloaded(503, f"{self._admitted} requests are waiting (queue={settings.queue})", wait)
+            raise Overloaded(503, f"{self._admitted} requests are waiting (queue={settings.queue})", pause)
         if stream is not None and stream.admitted >= settings.queue_per_stream:
             reason = f"{stream.admitted} requests wait for this stream (queue_per_stream={settings.queue_per_stream})"
-            raise Overloaded(429, reason, wait)
+            raise Overloaded(429, reason, pause)
         if stream is None and len(self._streams) >= settings.max_streams:
             raise Overloaded(429, f"there are {len(self._streams)} streams (max_streams); delete some", 60)
-        full = self.pool.held >= settings.max_streams_in_memory
-        if full and self.context.writer.problem and (stream is None or stream.difference is None):
+        absent = stream is None or stream.difference is None
+        if absent and self.context.writer.problem and len(self.pool.in_memory()) >= settings.max_streams_in_memory:
             raise Overloaded(503, "memory is full and the state folder cannot be written", 30)
 
     def _check_quota(self, tenant: str) -> None:
@@ -316,69 +273,80 @@ class Engine:
             reason = f"this token has {len(mine)} streams with {disk} bytes on disk (streams_per_token, disk_per_token)"
             raise Overloaded(429, f"{reason}; delete some", 60)
 
+    def _make_ready(self, stream: Stream) -> None:
+        """Let a worker take the turn of some stream, as this one has a job; the caller holds the lock."""
+        if not stream.running:
+            if stream not in self._ready:
+                self._ready.append(stream)
+            turn = self._threads.submit(self._take_turn)
+            self._turns.add(turn)
+            turn.add_done_callback(self._turns.discard)
+
+    def _free(self, stream: Stream) -> None:
+        """Let other threads run the stream again."""
+        with self._lock:
+            stream.running = False
+            if stream.jobs:
+                self._make_ready(stream)
+            self._forget_if_unused(stream)
+
     def _forget_if_unused(self, stream: Stream) -> None:
         """Drop a stream that was deleted, or whose first request was refused or cancelled."""
         if stream.seq == 0 and not stream.admitted and not stream.running:
             self._streams.pop(stream.id, None)
             self.pool.forget(stream)
 
-    def _work(self) -> None:
-        while (stream := self._next()) is not None:
-            deleted: Future[None] | None = None
-            token = CURRENT.set(stream.id)
-            try:
-                deleted = self._run_jobs(stream)
-            except Exception as error:  # the thread must survive any error of one stream
-                _log.exception("jobs of a stream")
-                while (job := self._pop(stream)) is not None:
-                    job.future.set_exception(error)
-            finally:
-                CURRENT.reset(token)
-                if deleted is None:
-                    self._free(stream)
-                else:  # nobody uses the stream before its folder is gone
-                    deleted.add_done_callback(partial(self._end_delete, stream))
-            self.pool.spill()
-
-    def _run_jobs(self, stream: Stream) -> "Future[None] | None":
-        """Run a few jobs of a stream; return what the next ones must wait for."""
-        session = self.pool.acquire(stream)
-        try:
-            for _ in range(_BURST):
-                job = self._pop(stream)
-                if job is None:
-                    return None
-                self._run(job, session)
-                if isinstance(job, Delete):
-                    return job.written
-        finally:
-            self.pool.release(session)
-        return None
-
-    def _end_delete(self, stream: Stream, deleted: "Future[None]") -> None:
-        if deleted.exception() is None:
-            _log.info("deleted", extra={"stream": stream.id})
-            stream.forget()
-        self._free(stream)
-
-    def _next(self) -> Stream | None:
-        """Return a stream with jobs: of the tenant whose last turn is longest ago, the one that waits longest."""
-        with self._changed:
-            while True:
-                ready = [stream for stream in self._ready if not stream.running]
-                if ready:
-                    break
-                if self._stopping and not self._ready:
-                    return None
-                self._changed.wait()
+    def _take_turn(self) -> None:
+        """Run jobs of a stream: of the tenant whose last turn is longest ago, the one that waits longest."""
+        with self._lock:
+            ready = [stream for stream in self._ready if not stream.running]
+            if not ready:  # another thread had the jobs, or will call again when it is done with their stream
+                return
             stream = min(ready, key=lambda stream: self._turn.get(stream.tenant, 0))
             self._ready.remove(stream)
             self._turn[stream.tenant] = max(self._turn.values(), default=0) + 1
             stream.running = True
-            return stream
+        last: Job | None = None
+        token = CURRENT.set(stream.id)
+        try:
+            last = self._run_jobs(stream)
+        except Exception as error:  # the state of the stream could not be loaded
+            _log.exception("jobs of a stream")
+            while (job := self._pop(stream)) is not None:
+                job.future.set_exception(error)
+        finally:
+            CURRENT.reset(token)
+            if isinstance(last, Delete) and last.deleted is not None:  # nobody uses the stream until its folder is gone
+                last.deleted.add_done_callback(partial(self._end_delete, stream, last))
+            else:
+                self._free(stream)
+        self.pool.spill()
+
+    def _run_jobs(self, stream: Stream) -> Job | None:
+        """Run a few jobs of a stream; return the last one."""
+        session, job = self.pool.acquire(stream), None
+        try:
+            for _ in range(_BURST):
+                job = self._pop(stream)
+                if job is not None:
+                    self._run(job, session)
+                if job is None or isinstance(job, Delete):
+                    break
+            return job
+        finally:
+            session.live.busy = False
+
+    def _end_delete(self, stream: Stream, job: Delete, deleted: "Future[None]") -> None:
+        error = deleted.exception()
+        if error is None:
+            _log.info("deleted", extra={"stream": stream.id})
+            stream.forget()
+        self._free(stream)
+        if job.written is not None:
+            job.written.set_result(None) if error is None else job.written.set_exception(error)
 
     def _pop(self, stream: Stream) -> Job | None:
-        with self._changed:
+        with self._lock:
             while stream.jobs:
                 job = stream.jobs.popleft()
                 if job.future.set_running_or_notify_cancel():
@@ -400,22 +368,6 @@ class Engine:
 
     def _is_busy(self, stream: Stream) -> bool:
         """Return whether one more adaptation would exceed the latency budget of the longest waiting request."""
-        with self._changed:
-            oldest = min((s.jobs[0].enqueued for s in (stream, *self._ready) if s.jobs), default=None)
-        if oldest is None:
-            return False
+        with self._lock:
+            oldest = min((s.jobs[0].enqueued for s in (stream, *self._ready) if s.jobs), default=math.inf)
         return time.monotonic() - oldest + self.context.step_seconds > self.context.settings.latency_budget
-
-    def _free(self, stream: Stream) -> None:
-        """Let other threads run the stream again."""
-        with self._changed:
-            stream.running = False
-            if stream.jobs:
-                self._make_ready(stream)
-            self._forget_if_unused(stream)
-            self._changed.notify_all()
-
-    def _make_ready(self, stream: Stream) -> None:
-        if not stream.running and stream not in self._ready:
-            self._ready.append(stream)
-            self._changed.notify()

@@ -1,7 +1,6 @@
 """Decode the body of a request into a batch: image files, base64, or arrays in JSON or raw form."""
 
 import base64
-import binascii
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,25 +68,26 @@ class RequestDecoder:
 
     def _files(self, body: Body) -> list[bytes]:
         """Return the files of a form."""
-        found: list[bytes | None] = []
+        found: list[bytes] = []
 
         def keep(part: Any) -> None:
             self._check_count(len(found) + 1)
             part.file_object.seek(0)
             found.append(part.file_object.read())
 
+        def refuse(_field: Any) -> None:
+            raise InputError("the form has fields that are no files; expected image files only")
+
         headers: Any = {"Content-Type": body.kind.encode("latin-1", "replace")}
         try:
-            parser = create_form_parser(headers, lambda _: found.append(None), keep, config=_IN_MEMORY)
+            parser = create_form_parser(headers, refuse, keep, config=_IN_MEMORY)
             parser.write(body.content)
             parser.finalize()
         except InputError:
             raise
         except Exception as error:  # the parser has assertions for what it does not expect
             raise InputError(f"body: not a valid form ({type(error).__name__}: {error})") from error
-        if None in found:
-            raise InputError("the form has fields that are no files; expected image files only")
-        return [data for data in found if data is not None]
+        return found
 
     def _from_json(self, body: bytes) -> Tensor:
         """Read {"images": [base64, ...]} or {"arrays": [nested lists of numbers]}."""
@@ -103,7 +103,9 @@ class RequestDecoder:
         self._check_count(len(entries))
         if key == "images":
             return self._from_files([_unbase64(i, entry) for i, entry in enumerate(entries)])
-        return self._from_lists(entries)
+        values = _numbers(entries, "arrays")
+        self._check_shape(values.shape, "arrays")
+        return _finite(values)
 
     def _from_raw(self, body: bytes, shape: str | None) -> Tensor:
         """Read little-endian 32-bit floats; `shape` is written as `8,3,32,32`."""
@@ -114,7 +116,7 @@ class RequestDecoder:
         self._check_shape(sizes, "header X-Shape")
         if len(body) != 4 * int(np.prod(sizes)):
             raise InputError(f"body has {len(body)} bytes: X-Shape {shape} needs {4 * int(np.prod(sizes))}")
-        return self._checked(np.frombuffer(body, dtype="<f4").reshape(sizes).astype(np.float32))
+        return _finite(np.frombuffer(body, dtype="<f4").reshape(sizes).astype(np.float32))
 
     def _from_tensors(self, body: Body) -> tuple[Tensor, dict[str, Any]]:
         """Read a request of the Open Inference Protocol: JSON, then the bytes of binary tensors, if there are any."""
@@ -134,33 +136,10 @@ class RequestDecoder:
             return self._from_raw(body.content[length:], ",".join(map(str, sizes))), facts
         if not isinstance(data, list):
             raise InputError("data: expected a list of numbers")
-        values = self._numbers(data, "data")
+        values = _numbers(data, "data")
         if values.size != np.prod(sizes):
             raise InputError(f"data has {values.size} numbers: shape {','.join(map(str, sizes))} needs another count")
-        return self._checked(values.reshape(sizes)), facts
-
-    def _from_lists(self, images: list[Any]) -> Tensor:
-        values = self._numbers(images, "arrays")
-        self._check_shape(values.shape, "arrays")
-        return self._checked(values)
-
-    def _numbers(self, lists: list[Any], what: str) -> "np.ndarray[Any, np.dtype[np.float32]]":
-        try:
-            values = np.array(lists)
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{what}: lists have different lengths; expected one rectangular block of numbers"
-            ) from error
-        if values.dtype.kind not in "fiu":
-            raise InputError(f"{what}: expected numbers only")
-        with np.errstate(over="ignore"):
-            return values.astype(np.float32)
-
-    def _checked(self, values: "np.ndarray[Any, np.dtype[np.float32]]") -> Tensor:
-        good = np.isfinite(values).reshape(len(values), -1).all(axis=1)
-        if not good.all():
-            raise InputError(f"arrays: non-finite values in images {np.flatnonzero(~good)[:8].tolist()}; remove them")
-        return torch.from_numpy(values)
+        return _finite(values.reshape(sizes)), facts
 
     def _parse(self, body: bytes) -> Any:
         """Read JSON; lists and numbers are counted before any object is built."""
@@ -186,6 +165,24 @@ class RequestDecoder:
             raise InputError(f"{count} images in one request; expected 1 to {self.max_batch}")
 
 
+def _numbers(lists: list[Any], what: str) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    try:
+        values = np.array(lists)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{what}: lists have different lengths; expected one rectangular block of numbers") from error
+    if values.dtype.kind not in "fiu":
+        raise InputError(f"{what}: expected numbers only")
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
+
+
+def _finite(values: "np.ndarray[Any, np.dtype[np.float32]]") -> Tensor:
+    good = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    if not good.all():
+        raise InputError(f"arrays: non-finite values in images {np.flatnonzero(~good)[:8].tolist()}; remove them")
+    return torch.from_numpy(values)
+
+
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
 
@@ -195,5 +192,5 @@ def _unbase64(index: int, text: Any) -> bytes:
         raise InputError(f"image {index} is {type(text).__name__}: expected base64 text")
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         raise InputError(f"image {index}: not base64 ({error})") from error

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from dpl.core.errors import SnapshotError
 from dpl.serve.session import BatchAnswer, Session
-from dpl.serve.store import SnapshotName, StreamSnapshot
+from dpl.serve.store import StreamSnapshot
 
-__all__ = ["RUN", "AdaptChoice", "Delete", "Job", "Predict", "Reset", "Rollback", "Snapshot", "describe_snapshot"]
+__all__ = ["RUN", "AdaptChoice", "Delete", "Job", "Predict", "Reset", "Rollback", "Snapshot"]
 
 AdaptChoice = Literal["auto", "wait", "off"]
 RUN = uuid.uuid4().hex[:12]  # another one after a restart, when numbers of jobs may be used again
@@ -61,69 +61,66 @@ class Predict(Job):
 
     def run(self, session: Session, busy: bool) -> None:
         """Predict, respond, adapt."""
-        stream, first = session.stream, session.context.first and self.adapt != "wait"
+        stream = session.stream
         stream.advance()
         stream.images += len(self.images)
-        skip = self._reason_to_skip(session, busy)
-        if skip is not None:
-            self._respond(session, session.predict(self.images), {"status": skip[0], "reason": skip[1]})
-            self._note(session, skip[0], reason=skip[1])
-        elif first:
+        status, reason = self._plan(session, busy)
+        if status in ("off", "skipped"):
+            self._respond(session, session.predict(self.images), {"status": status, "reason": reason})
+            stream.skipped += status == "skipped"
+            self._note(session, status, adaptation=status, reason=reason)
+        elif status == "scheduled":
             answer, durable = session.predict(self.images), min(stream.durable_through, stream.seq - 1)
-            self._respond(session, answer, {"status": "scheduled", "reason": None}, durable_through=durable)
+            self._respond(session, answer, {"status": status, "reason": None}, durable_through=durable)
             self._step(session)
         else:
             answer = self._step(session)
-            self._respond(session, answer, {"status": "done", "reason": None, **answer.facts})
+            self._respond(session, answer, {"status": status, "reason": None, **answer.facts})
 
-    def _reason_to_skip(self, session: Session, busy: bool) -> tuple[str, str] | None:
+    def _plan(self, session: Session, busy: bool) -> tuple[str, str | None]:
+        """Return what the response says about the adaptation, and why there is none."""
         if self.adapt == "off":
             return "off", "the request has adapt=off"
         if busy and self.adapt != "wait":
             return "skipped", "requests are waiting longer than the latency budget"
         if session.context.writer.problem and session.context.settings.on_storage_failure == "stop":
             return "skipped", "the state folder cannot be written"
-        return None
+        return "scheduled" if session.context.first and self.adapt != "wait" else "done", None
 
     def _step(self, session: Session) -> BatchAnswer:
         answer = session.step(self.images)
-        self._note(session, "adapted", updated=bool(answer.facts.get("updated", True)))
+        updated = bool(answer.facts.get("updated", True))
+        self._note(session, "updated" if updated else "no_update", adaptation="adapted", updated=updated)
         session.save_if_due()
         return answer
 
     def _note(self, session: Session, result: str, **facts: Any) -> None:
-        stream = session.stream
-        stream.skipped += result == "skipped"
-        stream.event("predict", request_id=self.request_id, adaptation=result, images=len(self.images), **facts)
-        label = result if result != "adapted" else "updated" if facts["updated"] else "no_update"
-        session.context.metrics.adaptations.labels(label).inc()
+        session.stream.event("predict", request_id=self.request_id, images=len(self.images), **facts)
+        session.context.metrics.adaptations.labels(result).inc()
 
     def _respond(self, session: Session, answer: BatchAnswer, adaptation: dict[str, Any], **facts: Any) -> None:
-        probabilities, errors = answer.logits.softmax(dim=1), answer.errors()
-        good = [row for row in range(len(probabilities)) if row not in errors]
+        probabilities = answer.logits.softmax(dim=1)
+        good = [row for row in range(len(probabilities)) if row not in answer.errors]
         if good:
             confidence, classes = probabilities[good].max(dim=1)
-            session.stream.note_predictions(confidence.mean().item(), classes.tolist())
+            session.stream.confidence.append(confidence.mean().item())
+            session.stream.classes.extend(classes.tolist())
         session.context.metrics.images.inc(len(good))
         predictions = self._predictions(probabilities, session.context.names)
-        for row, reason in errors.items():
+        for row, reason in answer.errors.items():
             predictions[row] = {"class": None, "name": None, "confidence": None, "error": reason}
         self._finish(session, predictions=predictions, adaptation=adaptation, guard=session.stream.guard, **facts)
 
     def _predictions(self, probabilities: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
         top = torch.topk(probabilities, min(self.top, probabilities.shape[1]), dim=1)
         predictions = []
-        for i, (values, labels) in enumerate(zip(top.values.tolist(), top.indices.tolist(), strict=True)):
+        for row, values, labels in zip(probabilities, top.values.tolist(), top.indices.tolist(), strict=True):
             ranked = [
                 {"class": label, "name": names[label] if label < len(names) else None, "confidence": value}
                 for value, label in zip(values, labels, strict=True)
             ]
-            prediction: dict[str, Any] = {**ranked[0]}
-            if self.top > 1:
-                prediction["top"] = ranked
-            if self.probabilities:
-                prediction["probabilities"] = probabilities[i].tolist()
-            predictions.append(prediction)
+            more = {"top": ranked} if self.top > 1 else {}
+            predictions.append(ranked[0] | more | ({"probabilities": row.tolist()} if self.probabilities else {}))
         return predictions
 
 
@@ -137,9 +134,8 @@ class Snapshot(Job):
         """Take the snapshot; it is written in the background."""
         session.stream.advance()
         self.written = session.save("manual")
-        size = session.current_difference().size
-        name = SnapshotName(session.stream.seq, session.stream.version, "manual")
-        self._finish(session, snapshot={**describe_snapshot(name), "bytes": size})
+        taken = session.stream.as_snapshot("manual", session.current_difference())
+        self._finish(session, snapshot=taken.describe())
 
 
 @dataclass(eq=False)
@@ -150,12 +146,11 @@ class Rollback(Job):
 
     def run(self, session: Session, busy: bool) -> None:
         """Restore the snapshot, then save the restored state."""
-        stream = session.stream
-        snapshot = self._restored(session)
+        stream, snapshot = session.stream, self._restored(session)
         stream.changed = stream.advance()
         stream.event("rollback", request_id=self.request_id, to=snapshot.name.seq, version=snapshot.name.version)
         self.written = session.save("auto")
-        self._finish(session, restored={**describe_snapshot(snapshot.name), "bytes": snapshot.difference.size})
+        self._finish(session, restored=snapshot.describe())
 
     def _restored(self, session: Session) -> StreamSnapshot:
         store, stream = session.context.store, session.stream
@@ -166,7 +161,7 @@ class Rollback(Job):
                 raise SnapshotError(f"no snapshot {self.to}; there are {[name.seq for name in names] or 'none'}")
             session.restore(snapshot := store.read(stream.id, chosen))
             return snapshot
-        newest, problems = session.restore_newest(before=stream.version)
+        newest, problems = store.newest(stream.id, before=stream.version, use=session.restore)
         if newest is None:
             reason = f" ({problems[0]})" if problems else ""
             raise SnapshotError(f"no snapshot of an earlier state than version {stream.version}{reason}; try reset")
@@ -191,14 +186,10 @@ class Delete(Job):
     """Delete the stream, in memory and on disk."""
 
     needs_disk = True
+    deleted: "Future[None] | None" = None  # the folder is gone; `written` follows when the stream is forgotten, too
 
     def run(self, session: Session, busy: bool) -> None:
         """Take the stream off the model; if its folder cannot be deleted, the stream is unchanged."""
         session.unload()
-        self.written = session.context.writer.delete(session.stream)
+        self.deleted, self.written = session.context.writer.delete(session.stream), Future()
         self._finish(session, deleted=True)
-
-
-def describe_snapshot(name: SnapshotName) -> dict[str, Any]:
-    """Return a snapshot's name as it is shown in responses."""
-    return {"seq": name.seq, "version": name.version, "kind": name.kind}

@@ -1,18 +1,35 @@
 """Figures for Prometheus; every server has its own registry."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from dpl.serve.stream import Stream
+    from dpl.serve.engine import Engine
 
 __all__ = ["Gauges", "Metrics"]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_OF_SERVER = {
+    "dpl_streams": "Streams known",
+    "dpl_streams_in_memory": "Streams whose state is in memory",
+    "dpl_delta_bytes": "Memory used by the states of streams",
+    "dpl_queue": "Requests accepted and not yet answered",
+    "dpl_storage_ok": "1 while the state folder can be written",
+    "dpl_step_seconds": "Time of one adaptation, smoothed",
+}
+_OF_STREAM: dict[str, tuple[str, Callable[[Mapping[str, Any]], float]]] = {  # read from the stream's status
+    "dpl_stream_confidence": ("Mean confidence of the last batch", lambda s: s["confidence"] or 0.0),
+    "dpl_stream_drift": ("Relative change of the weights when last measured", lambda s: s["drift"]),
+    "dpl_stream_frozen": ("1 while the guard serves the source model", lambda s: s["guard"].get("frozen", False)),
+    "dpl_stream_unsaved_batches": ("Adapted batches a crash would lose", lambda s: s["unsaved_batches"]),
+    "dpl_stream_adapted_batches": ("Batches that the stream adapted to", lambda s: s["adapted_batches"]),
+    "dpl_stream_skipped_batches": ("Batches not adapted to because of load or storage", lambda s: s["skipped_batches"]),
+}
 
 
 class Metrics:
@@ -20,29 +37,19 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "dpl_requests", "Responses by endpoint and status", ["endpoint", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "dpl_request_seconds", "Time to the response", ["endpoint"], registry=self.registry, buckets=_SECONDS
-        )
-        self.images = self._counter("dpl_images", "Images predicted")
-        self.adaptations = Counter(
-            "dpl_adaptations", "Batches by result of the adaptation", ["result"], registry=self.registry
-        )
-        self.guard = Counter("dpl_guard_actions", "Actions of the guard", ["action"], registry=self.registry)
-        self.swaps = self._counter("dpl_swaps", "Streams put on a live model")
-        self.spills = self._counter("dpl_spills", "Streams moved to disk to free memory")
-        self.cancelled = self._counter("dpl_cancelled", "Requests cancelled before they ran")
-        self.snapshots = Counter("dpl_snapshots", "Snapshots by result", ["result"], registry=self.registry)
-        self.snapshot_seconds = Histogram(
-            "dpl_snapshot_seconds", "Time to write a snapshot", registry=self.registry, buckets=_SECONDS
-        )
-        self.refused_snapshots = self._counter("dpl_refused_snapshots", "Damaged snapshots")
-        self.failures = self._counter("dpl_failures", "Jobs that ended in an unexpected error")
-
-    def _counter(self, name: str, meaning: str) -> Counter:
-        return Counter(name, meaning, registry=self.registry)
+        counter, seconds = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
+        self.requests = counter("dpl_requests", "Responses by endpoint and status", ["endpoint", "status"])
+        self.seconds = seconds("dpl_request_seconds", "Time to the response", ["endpoint"], buckets=_SECONDS)
+        self.images = counter("dpl_images", "Images predicted")
+        self.adaptations = counter("dpl_adaptations", "Batches by result of the adaptation", ["result"])
+        self.guard = counter("dpl_guard_actions", "Actions of the guard", ["action"])
+        self.swaps = counter("dpl_swaps", "Streams put on a live model")
+        self.spills = counter("dpl_spills", "Streams moved to disk to free memory")
+        self.cancelled = counter("dpl_cancelled", "Requests cancelled before they ran")
+        self.snapshots = counter("dpl_snapshots", "Snapshots by result", ["result"])
+        self.snapshot_seconds = seconds("dpl_snapshot_seconds", "Time to write a snapshot", buckets=_SECONDS)
+        self.refused_snapshots = counter("dpl_refused_snapshots", "Damaged snapshots")
+        self.failures = counter("dpl_failures", "Jobs that ended in an unexpected error")
 
     def note_written(self, good: bool, seconds: float) -> None:
         """Count a snapshot."""
@@ -58,32 +65,17 @@ class Metrics:
 class Gauges(Collector):
     """Reads the present state of the server at each request; streams on disk are only counted."""
 
-    def __init__(
-        self, streams: Callable[[], list["Stream"]], facts: Callable[[], dict[str, tuple[str, float]]]
-    ) -> None:
-        self._streams, self._facts = streams, facts
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Return one family per figure."""
-        for name, (meaning, value) in self._facts().items():
-            yield GaugeMetricFamily(name, meaning, value=value)
-        yield from _by_stream([stream for stream in self._streams() if stream.difference is not None])
-
-
-def _by_stream(streams: Iterable["Stream"]) -> Iterator[GaugeMetricFamily]:
-    figures: dict[str, tuple[str, Callable[[Stream], float]]] = {
-        "dpl_stream_confidence": ("Mean confidence of the last batch", lambda s: s.confidence or 0.0),
-        "dpl_stream_drift": ("Relative change of the weights when last measured", lambda s: s.drift),
-        "dpl_stream_frozen": (
-            "1 while the guard serves the source model",
-            lambda s: float(s.guard.get("frozen", False)),
-        ),
-        "dpl_stream_unsaved_batches": ("Adapted batches a crash would lose", lambda s: s.unsaved),
-        "dpl_stream_adapted_batches": ("Batches that the stream adapted to", lambda s: s.adapted),
-        "dpl_stream_skipped_batches": ("Batches not adapted to because of load or storage", lambda s: s.skipped),
-    }
-    for name, (meaning, read) in figures.items():
-        family = GaugeMetricFamily(name, meaning, labels=["stream"])
-        for stream in streams:
-            family.add_metric([stream.id], read(stream))
-        yield family
+        for name, value in self._engine.facts().items():
+            yield GaugeMetricFamily(name, _OF_SERVER[name], value=value)
+        streams = [stream for stream in self._engine.streams() if stream.difference is not None]
+        statuses = [self._engine.describe(stream) for stream in streams]
+        for name, (meaning, read) in _OF_STREAM.items():
+            family = GaugeMetricFamily(name, meaning, labels=["stream"])
+            for status in statuses:
+                family.add_metric([status["stream"]], read(status))
+            yield family

@@ -11,7 +11,6 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,14 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dpl.core.errors import InputError, SettingError
 from dpl.serve.metrics import Metrics
-from dpl.serve.schemas import Overloaded, error_answer, handle_error
+from dpl.serve.schemas import Overloaded, handle_error
 from dpl.serve.settings import ServeSettings
 from dpl.serve.store import is_stream_id
 
-__all__ = [
-    "EVERYTHING", "Access", "RequestFilter", "Tokens", "check_stream_id", "is_loopback", "replay", "require_token",
-    "same_site",
-]  # fmt: skip
+__all__ = ["RequestFilter", "Tokens", "check_stream_id", "is_loopback", "replay", "require_token", "same_site"]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHORTEST_TOKEN = 16
@@ -48,30 +44,16 @@ _HEADERS = {
 _log = logging.getLogger("dpl.serve")
 
 
-@dataclass(frozen=True)
-class Access:
-    """What a caller may see: the streams whose names start with `prefix`; an empty one means everything."""
-
-    prefix: str = ""
-
-    def allows(self, stream_id: str) -> bool:
-        """Return whether the caller may use a stream."""
-        return stream_id.startswith(self.prefix)
-
-
-EVERYTHING = Access()
-
-
 class Tokens:
-    """The valid bearer tokens, kept as hashes."""
+    """The valid bearer tokens, kept as hashes, with the prefix of the streams that each may see."""
 
     def __init__(self, tokens: Sequence[tuple[str, str]]) -> None:
         if not tokens:
             raise SettingError("no token given: expected at least one")
-        for token, _ in tokens:
-            if len(token) < _SHORTEST_TOKEN:
-                raise SettingError(f"a token has {len(token)} characters: expected at least {_SHORTEST_TOKEN}")
-        self._known = [(_digest(token), Access(prefix)) for token, prefix in tokens]
+        shortest = min(len(token) for token, _ in tokens)
+        if shortest < _SHORTEST_TOKEN:
+            raise SettingError(f"a token has {shortest} characters: expected at least {_SHORTEST_TOKEN}")
+        self._known = [(_digest(token), prefix) for token, prefix in tokens]
         self.tenants = frozenset(prefix for _, prefix in tokens)  # tokens with the same prefix share all quotas
 
     @classmethod
@@ -79,24 +61,24 @@ class Tokens:
         """Read lines of `TOKEN [STREAM_PREFIX]`; empty lines and lines that start with # are skipped."""
         expected = f"{path}: expected lines of the form TOKEN [STREAM_PREFIX]"
         try:
-            text = path.read_text()
+            lines = [line.split() for line in path.read_text().splitlines()]
         except UnicodeDecodeError as error:
             raise SettingError(f"{expected}, not a binary file") from error
-        lines = [line.split() for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
-        if not lines or any(len(words) > 2 for words in lines):
+        given = [words for words in lines if words and words[0][0] != "#"]
+        if not given or any(len(words) > 2 for words in given):
             raise SettingError(expected)
-        return cls([(words[0], words[1] if len(words) == 2 else "") for words in lines])
+        return cls([(words[0], "".join(words[1:])) for words in given])
 
-    def access(self, header: str) -> Access | None:
-        """Return what an Authorization header gives access to, or None.
+    def prefix(self, header: str) -> str | None:
+        """Return which streams an Authorization header gives access to; an empty prefix means all, None no access.
 
         The time taken does not depend on how similar the token is to a valid one.
         """
         scheme, _, token = header.partition(" ")
         given, found = _digest(token.strip()), None
-        for digest, access in self._known:
+        for digest, prefix in self._known:
             if hmac.compare_digest(digest, given):
-                found = access
+                found = prefix
         return found if scheme.lower() == "bearer" else None
 
 
@@ -106,10 +88,8 @@ def _digest(token: str) -> bytes:
 
 def is_loopback(host: str) -> bool:
     """Return whether an address can be reached from this machine only."""
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -160,30 +140,24 @@ class RequestFilter:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        scope.setdefault("state", {})["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         exchange = _Exchange(scope, receive, send, self._metrics)
         try:
-            with self._in_progress(self._admitted(scope, headers)) as tenant:
-                body = await self._body(exchange, _limit(scope["path"], self._settings.max_body), tenant)
-                try:
-                    await _unless_gone(self._app(scope, replay(body), exchange.send), receive)
-                finally:
-                    self._uploads[tenant] -= len(body)
+            self._check_header(scope, exchange.headers)
+            with self._in_progress(exchange) as tenant:
+                body = await self._body(exchange, tenant)
+                await _unless_gone(self._app(scope, replay(body), exchange.send), receive)
         except ClientDisconnect:
             return
-        except HTTPException as error:
-            await handle_error(Request(scope), error)(scope, exchange.receive, exchange.send)
-        except Exception:
-            request_id = scope["state"]["request_id"]
-            _log.exception("request %s", request_id)
+        except Exception as error:
+            if not isinstance(error, HTTPException):
+                stream = scope.get("path_params", {}).get("stream_id")
+                _log.exception("request %s", scope["state"]["request_id"], extra={"stream": stream})
+                error = HTTPException(500, "unexpected error; the log has details")
             if not exchange.started:
-                failed = error_answer(500, "unexpected error; the log has details", request_id)
-                await failed(scope, exchange.receive, exchange.send)
+                await handle_error(Request(scope), error)(scope, exchange.receive, exchange.send)
 
-    def _admitted(self, scope: Scope, headers: Headers) -> str | None:
-        """Refuse what can be refused by the header alone; return the tenant, or None if nothing is to be counted."""
+    def _check_header(self, scope: Scope, headers: Headers) -> None:
+        """Refuse what can be refused by the header alone; note which streams the caller may see."""
         settings, path = self._settings, scope["path"]
         size = sum(len(name) + len(value) for name, value in headers.raw)
         if len(headers.raw) > settings.max_header_fields or size > settings.max_header:
@@ -192,56 +166,54 @@ class RequestFilter:
             raise HTTPException(503, "too many connections", {"Retry-After": "5", **_CLOSE})
         if self._tokens is None and not same_site(headers.get("host", ""), headers.get("origin")):
             raise HTTPException(403, "requests from other sites are refused", _CLOSE)
-        access = EVERYTHING if self._tokens is None else self._tokens.access(headers.get("authorization", ""))
-        if access is None and path not in _PUBLIC:
+        prefix = "" if self._tokens is None else self._tokens.prefix(headers.get("authorization", ""))
+        if prefix is None and path not in _PUBLIC:
             ask = {"WWW-Authenticate": "Bearer", **_CLOSE}
             raise HTTPException(401, "expected a header Authorization: Bearer TOKEN", ask)
-        scope["state"]["access"] = access or Access(_NOBODY)
-        limit = _limit(path, settings.max_body)
-        length = headers.get("content-length", "0")
+        scope["state"]["prefix"] = _NOBODY if prefix is None else prefix
+        length, limit = headers.get("content-length", "0"), self._largest_body(path)
         if length.isdigit() and int(length) > limit:
             raise HTTPException(413, f"{length} bytes; the limit is {limit}")
-        return access.prefix if access and path not in _PUBLIC else None
+
+    def _largest_body(self, path: str) -> int:
+        """Return the limit of a body in bytes; only images need a large one."""
+        largest = self._settings.max_body
+        return largest if path.endswith(("/predict", "/infer")) else min(largest, _SMALL_BODY)
 
     @contextmanager
-    def _in_progress(self, tenant: str | None) -> Iterator[str]:
-        """Count a request of a tenant while the block runs; the operator's own, without a prefix, have no limit."""
-        limit, counted = self._settings.requests_per_token, _NOBODY if tenant is None else tenant
-        if tenant and self._requests[tenant] >= limit:
+    def _in_progress(self, exchange: "_Exchange") -> Iterator[str]:
+        """Count a request and its bytes while the block runs; the operator's own, without a prefix, have no limit."""
+        limit = self._settings.requests_per_token
+        tenant = _NOBODY if exchange.scope["path"] in _PUBLIC else exchange.scope["state"]["prefix"]
+        if tenant not in ("", _NOBODY) and self._requests[tenant] >= limit:
             raise Overloaded(429, f"{limit} requests of this token are in progress (requests_per_token)", 1)
-        self._requests[counted] += 1
+        self._requests[tenant] += 1
         try:
-            yield counted
+            yield tenant
         finally:
-            self._requests[counted] -= 1
+            self._requests[tenant] -= 1
+            self._uploads[tenant] -= exchange.size
 
-    async def _body(self, exchange: "_Exchange", limit: int, tenant: str) -> bytes:
+    async def _body(self, exchange: "_Exchange", tenant: str) -> bytes:
         """Read a body that is neither too large nor too slow, and fits into the tenant's share of the memory."""
-        settings, start, parts, size = self._settings, asyncio.get_running_loop().time(), [], 0
-        try:
-            while not exchange.complete:
-                patience = min(settings.timeout, settings.header_timeout + size / settings.min_rate)
-                try:
-                    async with asyncio.timeout_at(start + patience):
-                        parts.append((await exchange.receive()).get("body", b""))
-                except TimeoutError:
-                    reason = f"{size} bytes of the body arrived within {patience:.1f} s, which is too slow"
-                    raise HTTPException(408, reason, {"Retry-After": "1", **_CLOSE}) from None
-                size += len(parts[-1])
-                self._uploads[tenant] += len(parts[-1])
-                if size > limit:
-                    raise HTTPException(413, f"more than {limit} bytes")
-                if size and self._uploads[tenant] > settings.uploads_per_token:
-                    raise Overloaded(429, "too many bytes of this token are in memory (uploads_per_token)", 1)
-        except BaseException:
-            self._uploads[tenant] -= size
-            raise
+        settings, parts = self._settings, []
+        limit, start = self._largest_body(exchange.scope["path"]), asyncio.get_running_loop().time()
+        while not exchange.complete:
+            patience = min(settings.timeout, settings.header_timeout + exchange.size / settings.min_rate)
+            try:
+                async with asyncio.timeout_at(start + patience):
+                    part = (await exchange.receive()).get("body", b"")
+            except TimeoutError:
+                reason = f"{exchange.size} bytes of the body arrived within {patience:.1f} s, which is too slow"
+                raise HTTPException(408, reason, {"Retry-After": "1", **_CLOSE}) from None
+            parts.append(part)
+            exchange.size += len(part)
+            self._uploads[tenant] += len(part)
+            if exchange.size > limit:
+                raise HTTPException(413, f"more than {limit} bytes")
+            if exchange.size and self._uploads[tenant] > settings.uploads_per_token:
+                raise Overloaded(429, "too many bytes of this token are in memory (uploads_per_token)", 1)
         return b"".join(parts)
-
-
-def _limit(path: str, max_body: int) -> int:
-    """Return the largest body of a request; only images need a large one."""
-    return max_body if path.endswith(("/predict", "/infer")) else min(max_body, _SMALL_BODY)
 
 
 def replay(body: bytes) -> Receive:
@@ -254,14 +226,14 @@ def replay(body: bytes) -> Receive:
 async def _unless_gone(work: Awaitable[None], receive: Receive) -> None:
     """Do the work, but cancel it when the client disconnects."""
     running, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnection(receive))
+    gone.add_done_callback(lambda _: running.cancel())
     try:
-        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await running
+    except asyncio.CancelledError:
+        if not gone.done():
+            raise
     finally:
         gone.cancel()
-        if not running.done():
-            running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
 
 
 async def _disconnection(receive: Receive) -> None:
@@ -273,10 +245,14 @@ class _Exchange:
     """One request and its response: notes when the body is complete, adds headers, counts."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: Metrics) -> None:
-        self._scope, self._receive, self._send, self._metrics = scope, receive, send, metrics
+        self.scope, self._receive, self._send, self._metrics = scope, receive, send, metrics
+        self.headers = Headers(scope=scope)
+        given = self.headers.get("x-request-id", "")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = self.request_id
         self._start = time.monotonic()
-        self.complete = False
-        self.started = False
+        self.complete = self.started = False
+        self.size = 0  # bytes of the body that were kept
 
     async def receive(self) -> Message:
         """Pass on a part of the body."""
@@ -296,7 +272,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.started = True
             self._label(message)
-        elif not message.get("more_body", False) and not self.complete and not self._has_no_body():
+        elif not message.get("more_body", False) and not self.complete and self._has_body():
             await self._send({**message, "more_body": True})
             with suppress(TimeoutError, ClientDisconnect):
                 async with asyncio.timeout(_DRAIN_SECONDS):
@@ -305,16 +281,15 @@ class _Exchange:
             message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
 
-    def _has_no_body(self) -> bool:
-        headers = Headers(scope=self._scope)
-        no_body = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-        return no_body or "expect" in headers
+    def _has_body(self) -> bool:
+        """Return whether a body follows; with `Expect` its sender waits for an answer first."""
+        given = self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
+        return given and "expect" not in self.headers
 
     def _label(self, message: Message) -> None:
         headers = MutableHeaders(scope=message)
-        headers["X-Request-ID"] = self._scope["state"]["request_id"]
-        for name, value in _HEADERS.items():
+        for name, value in {"X-Request-ID": self.request_id, **_HEADERS}.items():
             headers.setdefault(name, value)
-        endpoint = getattr(self._scope.get("route"), "path", "none")
+        endpoint = getattr(self.scope.get("route"), "path", "none")
         self._metrics.requests.labels(endpoint, str(message["status"])).inc()
         self._metrics.seconds.labels(endpoint).observe(time.monotonic() - self._start)

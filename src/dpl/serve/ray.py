@@ -10,9 +10,9 @@ import hashlib
 import json
 import os
 import re
-import signal
-import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from dpl.serve.schemas import Overloaded, SafeJSON, handle_error
 from dpl.serve.server import Server
 from dpl.serve.settings import RaySettings, ServeSettings
 
-__all__ = ["RayServer", "Router", "call_app", "check_folder", "owner", "replica_folder"]
+__all__ = ["Router", "call_app", "check_folder", "owner", "replica_folder", "serve_on_ray"]
 
 Ask = Callable[[int, Scope, bytes], Awaitable[Response]]  # send a request to the replica with this number
 Build = Callable[[int], Server]  # open the server of the replica with this number
@@ -79,13 +79,18 @@ class Router:
         await response(scope, receive, send)
 
     async def _respond(self, request: Request, body: bytes) -> Response:
-        path, scope = request.scope["path"], _plain_scope(request)
-        stream = _STREAM.match(path)
-        if stream is not None:
+        headers = MutableHeaders(raw=list(request.scope["headers"]))
+        headers["x-request-id"] = request.state.request_id
+        kept = {key: request.scope[key] for key in ("type", "method", "path", "query_string")}  # can be sent elsewhere
+        scope = {**kept, "http_version": "1.1", "scheme": "http", "headers": headers.raw}
+        if stream := _STREAM.match(scope["path"]):
             return await self._ask(owner(stream[1], self._count), scope, body)
-        if path == "/v1/streams":
+        if scope["path"] == "/v1/streams":
             return await self._list_streams(scope, body)
-        return await self._ask(self._chosen(request), scope, body)
+        given = request.query_params.get("replica", "0")
+        if given not in map(str, range(self._count)):
+            raise HTTPException(422, f"replica={given[:20]}: expected 0 to {self._count - 1}")
+        return await self._ask(int(given), scope, body)
 
     async def _list_streams(self, scope: Scope, body: bytes) -> Response:
         responses = await asyncio.gather(*(self._ask(index, scope, body) for index in range(self._count)))
@@ -95,20 +100,6 @@ class Router:
         lists = [json.loads(bytes(response.body)) for response in responses]
         streams = [stream for part in lists for stream in part["streams"]]
         return SafeJSON({"streams": streams, "total": sum(part["total"] for part in lists)})
-
-    def _chosen(self, request: Request) -> int:
-        given = request.query_params.get("replica", "0")
-        if given not in map(str, range(self._count)):
-            raise HTTPException(422, f"replica={given[:20]}: expected 0 to {self._count - 1}")
-        return int(given)
-
-
-def _plain_scope(request: Request) -> Scope:
-    """Return what can be sent to another process; the request keeps its id there."""
-    headers = MutableHeaders(raw=list(request.scope["headers"]))
-    headers["x-request-id"] = request.state.request_id
-    kept = {key: request.scope[key] for key in ("type", "method", "path", "query_string")}
-    return {**kept, "http_version": "1.1", "scheme": "http", "headers": headers.raw}
 
 
 async def call_app(app: ASGIApp, scope: Scope, receive: Receive) -> Response:
@@ -130,7 +121,6 @@ class Replica:
     """Deployment: one server with the streams that it owns."""
 
     def __init__(self, build: Build, index: int) -> None:
-        self._server: Server | None = None
         self._server = build(index)
         self._app = make_app(self._server)
 
@@ -140,18 +130,12 @@ class Replica:
 
     def about(self) -> dict[str, Any]:
         """Return which model is served."""
-        return {} if self._server is None else self._server.about
-
-    def check_health(self) -> None:
-        """Raise if a worker thread has ended; Ray then restarts the replica."""
-        if self._server is None or not self._server.engine.alive:
-            raise RuntimeError("a thread that runs the model has ended")
+        return self._server.about
 
     def __del__(self) -> None:
         """Save every stream; Ray calls this at an orderly stop."""
-        if self._server is not None:
+        if hasattr(self, "_server"):
             self._server.close()
-            self._server = None
 
 
 class Ingress:
@@ -176,84 +160,60 @@ class Ingress:
     async def __call__(self, request: Request) -> Response:
         """Respond to one request; Ray's proxy sets the header with the request's id itself."""
         response = await call_app(self._app, request.scope, request.receive)
-        response.raw_headers = [pair for pair in response.raw_headers if pair[0].lower() != b"x-request-id"]
+        del response.headers["x-request-id"]
         return response
 
 
-class RayServer:
-    """The deployments while they run."""
+@contextmanager
+def serve_on_ray(
+    build: Build, settings: ServeSettings, tokens: Tokens | None, options: RaySettings, http: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Run the deployments while the block runs, and yield which model is served; `http` has options of Ray's proxy.
 
-    def __init__(
-        self,
-        build: Build,
-        settings: ServeSettings,
-        tokens: Tokens | None,
-        options: RaySettings,
-        http: dict[str, Any],  # options of Ray's proxy: host, port, ...
-    ) -> None:
-        check_folder(settings.state, options.replicas)
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        self._ray, self._serve = optional("ray", "ray"), optional("ray.serve", "ray")
-        self._options = options
-        self._connect()
-        try:
-            location = "HeadOnly" if options.address is None else "EveryNode"
-            self._serve.start(http_options={"location": location, **http})
-            self._serve.run(self._application(build, settings, tokens), name=_APPLICATION, route_prefix="/")
-        except BaseException:
-            self.close()
-            raise
+    At the end each replica saves its streams. A cluster that was not started here keeps running.
+    """
+    check_folder(settings.state, options.replicas)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray, serve = optional("ray", "ray"), optional("ray.serve", "ray")
+    _connect(ray, options)
+    try:
+        serve.start(http_options={"location": "HeadOnly" if options.address is None else "EveryNode", **http})
+        serve.run(_application(serve, build, settings, tokens, options), name=_APPLICATION, route_prefix="/")
+        yield serve.get_deployment_handle("replica-0", _APPLICATION).about.remote().result()
+    finally:
+        serve.delete(_APPLICATION)
+        if options.address is None:
+            serve.shutdown()
+        ray.shutdown()
 
-    def about(self) -> dict[str, Any]:
-        """Return which model is served."""
-        handle = self._serve.get_deployment_handle("replica-0", _APPLICATION)
-        about: dict[str, Any] = handle.about.remote().result()
-        return about
 
-    def wait(self) -> None:
-        """Return at Ctrl-C or SIGTERM."""
-        stop = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
-        stop.wait()
+def _connect(ray: Any, options: RaySettings) -> None:
+    cpus = max(os.cpu_count() or 1, int(options.replicas * options.replica_cpus + 1))
+    local = {"num_cpus": cpus, "include_dashboard": False} if options.address is None else {}
+    try:
+        ray.init(address=options.address or "local", log_to_driver=False, **local)
+    except Exception as error:  # Ray raises a plain Exception when the machine exceeds its time limit
+        ray.shutdown()
+        where = f"no cluster at --address {options.address}" if options.address else "Ray could not be started here"
+        raise SettingError(f"{where}: {error}") from error
 
-    def close(self) -> None:
-        """Stop the replicas, each of which saves its streams; a cluster that was not started here keeps running."""
-        self._serve.delete(_APPLICATION)
-        if self._options.address is None:
-            self._serve.shutdown()
-        self._ray.shutdown()
 
-    def _connect(self) -> None:
-        options = self._options
-        cpus = max(os.cpu_count() or 1, int(options.replicas * options.replica_cpus + 1))
-        local = {"num_cpus": cpus, "include_dashboard": False} if options.address is None else {}
-        try:
-            self._ray.init(address=options.address or "local", log_to_driver=False, **local)
-        except Exception as error:  # Ray raises a plain Exception when the machine exceeds its time limit
-            self._ray.shutdown()
-            where = f"no cluster at --address {options.address}" if options.address else "Ray could not be started here"
-            raise SettingError(f"{where}: {error}") from error
-
-    def _application(self, build: Build, settings: ServeSettings, tokens: Tokens | None) -> Any:
-        options = self._options
-        room = 2 * settings.queue + 16  # above the server's own queues, whose 429 and 503 say when to retry
-        common = {
-            "health_check_period_s": _HEALTH_SECONDS,
-            "health_check_timeout_s": settings.timeout,
-            "graceful_shutdown_wait_loop_s": 0.2,
-            "graceful_shutdown_timeout_s": settings.timeout + 10,
-            "max_queued_requests": room,
-        }
-        needs = {"num_cpus": options.replica_cpus, "num_gpus": options.replica_gpus}
-        deploy = self._serve.deployment
-        replicas = [
-            deploy(Replica, name=f"replica-{i}", ray_actor_options=needs, max_ongoing_requests=room, **common).bind(
-                build, i
-            )
-            for i in range(options.replicas)
-        ]
-        together = room * options.replicas
-        return deploy(
-            Ingress, name="router", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=together, **common
-        ).bind(replicas, settings, tokens)
+def _application(serve: Any, build: Build, settings: ServeSettings, tokens: Tokens | None, options: RaySettings) -> Any:
+    """Return the deployments: one for each replica, and the router before them."""
+    room = 2 * settings.queue + 16  # above the server's own queues, whose 429 and 503 say when to retry
+    deploy = partial(
+        serve.deployment,
+        health_check_period_s=_HEALTH_SECONDS,
+        health_check_timeout_s=settings.timeout,
+        graceful_shutdown_wait_loop_s=0.2,
+        graceful_shutdown_timeout_s=settings.timeout + 10,
+        max_queued_requests=room,
+    )
+    needs = {"num_cpus": options.replica_cpus, "num_gpus": options.replica_gpus}
+    replicas = []
+    for index in range(options.replicas):
+        replica = deploy(Replica, name=f"replica-{index}", ray_actor_options=needs, max_ongoing_requests=room)
+        replicas.append(replica.bind(build, index))
+    together = room * options.replicas
+    router = deploy(Ingress, name="router", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=together)
+    return router.bind(replicas, settings, tokens)

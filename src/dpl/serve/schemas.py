@@ -13,9 +13,9 @@ from starlette.responses import Response
 from dpl.core.errors import DataError, InputError, SnapshotError
 
 __all__ = [
-    "HANDLED", "PREDICT_BODY", "ErrorAnswer", "Events", "JobDone", "NoStream", "Overloaded",
-    "Prediction", "RollbackRequest", "SafeJSON", "StreamList", "StreamStatus", "error_answer", "handle_error",
-    "infer_answer", "model_answer",
+    "HANDLED", "PREDICT_BODY", "ErrorAnswer", "Events", "JobDone", "NoStream", "Overloaded", "Prediction",
+    "RollbackRequest", "SafeJSON", "StreamList", "StreamStatus", "error_answer", "handle_error", "infer_answer",
+    "model_answer",
 ]  # fmt: skip
 
 
@@ -97,30 +97,23 @@ def infer_answer(stream_id: str, result: Mapping[str, Any], outputs: int) -> dic
     }
 
 
-class RankedClass(BaseModel):
-    """A class and its confidence."""
-
-    label: int | None = Field(alias="class")
-    name: str | None
-    confidence: float | None
-
-
-class PredictedImage(RankedClass):
-    """The prediction for one image."""
-
-    error: str | None = Field(
-        None, description="why there is no prediction, for instance because the guard excluded the image"
-    )
-    top: list[RankedClass] | None = Field(None, description="with ?top=K")
-    probabilities: list[float] | None = Field(None, description="with ?probabilities=true")
-
-
 class Adaptation(BaseModel):
     """Whether the stream adapted to a batch."""
 
     status: str = Field(description="scheduled (follows this response), done, skipped or off")
     reason: str | None = Field(None, description="why the stream did not adapt")
     updated: bool | None = Field(None, description="with status done: whether a parameter changed")
+
+
+class PredictedImage(BaseModel):
+    """The prediction for one image."""
+
+    label: int | None = Field(alias="class")
+    name: str | None
+    confidence: float | None
+    error: str | None = Field(None, description="why there is no prediction; the guard may have excluded the image")
+    top: list[dict[str, Any]] | None = Field(None, description="with ?top=K: class, name and confidence of each")
+    probabilities: list[float] | None = Field(None, description="with ?probabilities=true")
 
 
 class JobDone(BaseModel):
@@ -131,9 +124,7 @@ class JobDone(BaseModel):
     request_id: str
     stream: str
     seq: int = Field(description="number of this job in the stream")
-    run: str = Field(
-        description="changes when the server restarts; numbers above durable_through may then be used again"
-    )
+    run: str = Field(description="changes at a restart; numbers above durable_through may then be used again")
     durable_through: int = Field(description="a crash loses no adaptation up to this seq")
     snapshot_every: int = Field(description="adapted batches between two snapshots, which a crash can lose")
 

@@ -82,7 +82,7 @@ def open_server(
         first=first if settings.answer == "auto" else settings.answer == "first",
     )
     engine = Engine(models, context, tokens.tenants if tokens else ("",))
-    metrics.registry.register(Gauges(engine.streams, engine.facts))
+    metrics.registry.register(Gauges(engine))
     decoder = RequestDecoder(transform, shape, settings.max_batch, settings.max_pixels)
     decoders = DecoderPool(decoder, settings)
     about |= {"shape": list(shape), "classes": list(names), "answers_first": context.first,

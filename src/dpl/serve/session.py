@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,18 +88,12 @@ class ServerContext:
         self.step_seconds = 0.8 * self.step_seconds + 0.2 * seconds if self.step_seconds else seconds
 
 
-@dataclass(frozen=True)
-class BatchAnswer:
-    """The logits of a batch (on the CPU), the images that the guard excluded and why, and facts about the step."""
+class BatchAnswer(NamedTuple):
+    """The logits of a batch (on the CPU), the images without a prediction and why, and facts about the step."""
 
     logits: Tensor
-    excluded: dict[int, str]
+    errors: dict[int, str]
     facts: dict[str, Any]
-
-    def errors(self) -> dict[int, str]:
-        """Return the images without a prediction; the guard gives them logits of zero."""
-        blank = (self.logits == 0).all(dim=1).nonzero().flatten().tolist()
-        return dict.fromkeys(blank, "the network's output for this image is not finite") | self.excluded
 
 
 @dataclass(eq=False)
@@ -139,34 +133,30 @@ class Session:
         """Predict without adapting."""
         model, images = self.live.model, like_model(images, self.live.model)
         excluded = {} if model.guard is None else model.guard.rows.examine(images).refused
-        return BatchAnswer(_finite(model.predict(images)), excluded, {})
+        return _answer(_finite(model.predict(images)), excluded, {})
 
     def step(self, images: Tensor) -> BatchAnswer:
         """Predict and adapt."""
-        start, model = time.monotonic(), self.live.model
+        start, model, stream = time.monotonic(), self.live.model, self.stream
         counts = {} if model.guard is None else model.guard.counts
         logits = self._step_or_recover(like_model(images, model))
-        stream, facts = self.stream, _plain(model.last)
+        stream.last = {key: value for key, value in model.last.items() if isinstance(value, (bool, int, float, str))}
         stream.note_change()
         stream.steps += 1
-        stream.adapted += bool(facts.get("updated", True))
-        stream.last = facts
+        stream.adapted += bool(stream.last.get("updated", True))
         self._note_guard(counts)
         self.context.note_step(time.monotonic() - start)
-        return BatchAnswer(logits, dict(model.last.get("set_aside", {})), facts)
+        return _answer(logits, model.last.get("set_aside", {}), stream.last)
 
     def _step_or_recover(self, images: Tensor) -> Tensor:
         """Adapt; restore a snapshot if a step without the guard fails, or if the output is not finite.
 
         A batch that the model refuses has changed nothing, and the guard undoes a failed step itself.
         """
-        guarded = self.live.model.guard is not None
         try:
             logits = self.live.model(images)
-        except InputError:
-            raise
-        except Exception:
-            if not guarded:
+        except Exception as error:
+            if self.live.model.guard is None and not isinstance(error, InputError):
                 self.recover()
             raise
         try:
@@ -195,17 +185,12 @@ class Session:
 
     def save(self, kind: Kind) -> "Future[None]":
         """Take a snapshot, which is written in the background; the result is there when it is on disk."""
-        self.stream.captured = self.stream.steps
         return self.context.writer.save(self.stream, self.stream.as_snapshot(kind, self.current_difference()))
 
     def restore(self, snapshot: StreamSnapshot) -> None:
         """Set the state to that of a snapshot."""
         self._set_state(snapshot.difference)
         self.stream.note_change(snapshot.name.version)
-
-    def restore_newest(self, before: int | None = None) -> tuple[StreamSnapshot | None, list[str]]:
-        """Set the state to that of the newest snapshot that is valid and fits; return what was wrong with others."""
-        return self.context.store.newest(self.stream.id, before, self.restore)
 
     def reset(self) -> None:
         """Return to the source state, exactly."""
@@ -215,7 +200,7 @@ class Session:
 
     def recover(self) -> None:
         """Return to the newest valid snapshot or, if there is none, to the source state."""
-        if self.restore_newest()[0] is None:
+        if self.context.store.newest(self.stream.id, use=self.restore)[0] is None:
             self.reset()
         self.stream.event("recovered", version=self.stream.version)
 
@@ -239,7 +224,7 @@ class Session:
             stream.drift = self.context.source.drift(snapshot.difference)
             return
         self._set_state(StateDifference())
-        stream.difference, stream.unread = StateDifference(), False
+        stream.difference = StateDifference()
         if problems:
             stream.note_change(0)
             stream.refused = True
@@ -279,6 +264,8 @@ def _finite(logits: Tensor) -> Tensor:
     return logits
 
 
-def _plain(facts: Any) -> dict[str, Any]:
-    """Copy the facts about a step that are numbers, words or truth values."""
-    return {key: facts[key] for key in facts if isinstance(facts[key], (bool, int, float, str))}
+def _answer(logits: Tensor, excluded: Mapping[int, str], facts: dict[str, Any]) -> BatchAnswer:
+    """Return the answer; the guard gives images without a prediction logits of zero."""
+    blank = (logits == 0).all(dim=1).nonzero().flatten().tolist()
+    errors = dict.fromkeys(blank, "the network's output for this image is not finite") | dict(excluded)
+    return BatchAnswer(logits, errors, facts)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from torch import Tensor
@@ -38,8 +38,7 @@ def is_stream_id(text: str) -> bool:
     return _STREAM_ID.fullmatch(text) is not None
 
 
-@dataclass(frozen=True, order=True)
-class SnapshotName:
+class SnapshotName(NamedTuple):
     """The name of a snapshot; sorts by age."""
 
     seq: int
@@ -73,47 +72,38 @@ class StreamSnapshot:
     images: int = 0
     steps: int = 0  # of this process, when the snapshot was taken
 
+    def describe(self) -> dict[str, Any]:
+        """Return the name and size as they are shown in responses."""
+        return {**self.name._asdict(), "bytes": self.difference.size}
+
 
 class StreamStore:
     """The folder with all streams of one server."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], keep: int) -> None:
-        self.folder, self._identity = folder.resolve(), dict(identity)
+        self.folder, self._identity, self._keep = folder.resolve(), dict(identity), keep
         self._streams = self.folder / "streams"
-        self._keep = keep
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = open_lock(self.folder)
         if self._lock is None:
             raise SettingError(f"{self.folder} is in use by another server; choose another --state folder")
         try:
-            self.problem = self._claim(json.loads(json.dumps(identity)))
+            self._check_owner(json.loads(json.dumps(identity)))
         except SettingError:
             self.close()
             raise
+        self.problem = self._claim()  # why the folder cannot be written, if it cannot
 
-    def _claim(self, identity: dict[str, Any]) -> str | None:
-        """Record that the folder belongs to this model; return why it cannot be written, if it cannot."""
-        mark = self.folder / "model.json"
+    def _check_owner(self, identity: dict[str, Any]) -> None:
+        """Refuse a folder of another model, or of several replicas."""
         for part in self.folder.glob("replica-*-of-*"):
             raise SettingError(
                 f"{self.folder} was written by a server on Ray ({part.name}); start it with --engine ray and the same "
                 "number of --replicas, or choose another --state folder"
             )
-        if mark.exists():
-            self._compare(mark, identity)
+        mark = self.folder / "model.json"
         try:
-            self._streams.mkdir(exist_ok=True)
-            for folder in (self.folder, self._streams, *filter(Path.is_dir, self._streams.iterdir())):
-                clear_drafts(folder)
-            if not mark.exists():
-                write_file(mark, json.dumps({**identity, "dpl": dpl.__version__}, indent=2))
-        except OSError as error:
-            return str(error.strerror or error)
-        return None
-
-    def _compare(self, mark: Path, identity: dict[str, Any]) -> None:
-        try:
-            known = json.loads(mark.read_text())
+            known = json.loads(mark.read_text()) if mark.exists() else {}
             different = [key for key, value in identity.items() if known.get(key, value) != value]
         except (ValueError, AttributeError, RecursionError, OSError) as error:
             raise SettingError(f"{mark}: damaged ({error}); choose another --state folder") from error
@@ -122,6 +112,19 @@ class StreamStore:
                 f"{self.folder} holds streams of another model (different: {', '.join(different)}); "
                 "choose another --state folder"
             )
+
+    def _claim(self) -> str | None:
+        """Clear what a killed server left, and record that the folder belongs to this model."""
+        mark = self.folder / "model.json"
+        try:
+            self._streams.mkdir(exist_ok=True)
+            for folder in (self.folder, self._streams, *filter(Path.is_dir, self._streams.iterdir())):
+                clear_drafts(folder)
+            if not mark.exists():
+                write_file(mark, json.dumps({**self._identity, "dpl": dpl.__version__}, indent=2))
+        except OSError as error:
+            return str(error.strerror or error)
+        return None
 
     def stream_ids(self) -> list[str]:
         """Return the streams that have a snapshot; a folder that no stream has made is named and left alone."""
@@ -142,27 +145,20 @@ class StreamStore:
 
     def write(self, stream_id: str, snapshot: StreamSnapshot) -> None:
         """Write a snapshot durably, then remove the oldest ones beyond the number to keep."""
-        manifest = {
-            **self._identity,
-            "stream": stream_id,
-            "seq": snapshot.name.seq,
-            "version": snapshot.name.version,
-            "adapted": snapshot.adapted,
-            "images": snapshot.images,
-            "removed": list(snapshot.difference.removed),
-        }
-        place = self._place(stream_id)
-        is_new = not place.exists()
-        write_snapshot(place / str(snapshot.name), manifest, snapshot.difference.changed)
+        seq, version, kind = snapshot.name
+        facts = {"stream": stream_id, "seq": seq, "version": version, "adapted": snapshot.adapted,
+                 "images": snapshot.images, "removed": list(snapshot.difference.removed)}  # fmt: skip
+        is_new = not self._place(stream_id).exists()
+        write_snapshot(self._place(stream_id, snapshot.name), self._identity | facts, snapshot.difference.changed)
         if is_new:
             sync_folder(self._streams)
-        same_kind = [name for name in self.names(stream_id) if name.kind == snapshot.name.kind]
+        same_kind = [name for name in self.names(stream_id) if name.kind == kind]
         for name in same_kind[self._keep :]:
-            remove_folder(place / str(name))
+            remove_folder(self._place(stream_id, name))
 
     def read(self, stream_id: str, name: SnapshotName) -> StreamSnapshot:
         """Read one snapshot and check every byte."""
-        folder = self._place(stream_id) / str(name)
+        folder = self._place(stream_id, name)
         manifest, tensors = read_snapshot(folder)
         if [manifest.get(key) for key in ("stream", "seq", "version")] != [stream_id, name.seq, name.version]:
             raise SnapshotError(f"{folder} is the snapshot of another stream or moment")
@@ -173,7 +169,7 @@ class StreamStore:
         """Return the numbers of adapted batches and images of the newest snapshot, without reading its tensors."""
         for name in self.names(stream_id):
             with suppress(Exception):  # the next one may be good
-                manifest = read_manifest(self._place(stream_id) / str(name))
+                manifest = read_manifest(self._place(stream_id, name))
                 return int(manifest["adapted"]), int(manifest["images"])
         return 0, 0
 
@@ -192,19 +188,18 @@ class StreamStore:
                     use(snapshot)
                     return snapshot, problems
                 except Exception as error:  # whatever is wrong with one snapshot, an older one may be good
-                    problems.append(f"{self._place(stream_id) / str(name)}: {error}")
+                    problems.append(f"{self._place(stream_id, name)}: {error}")
         return None, problems
 
     def size(self, stream_id: str) -> int:
         """Return the bytes of a stream's snapshots."""
-        files = (file for name in self.names(stream_id) for file in (self._place(stream_id) / str(name)).iterdir())
+        files = (file for name in self.names(stream_id) for file in self._place(stream_id, name).iterdir())
         return sum(file.stat().st_size for file in files)
 
     def delete(self, stream_id: str) -> None:
         """Remove a stream with all its snapshots."""
-        place = self._place(stream_id)
-        if place.exists():
-            remove_folder(place)
+        if self._place(stream_id).exists():
+            remove_folder(self._place(stream_id))
 
     def close(self) -> None:
         """Release the lock, so that another server can use the folder."""
@@ -212,13 +207,13 @@ class StreamStore:
             os.close(self._lock)
             self._lock = None
 
-    def _place(self, stream_id: str) -> Path:
-        """Return a stream's folder; upper-case letters are escaped, because some file systems ignore case."""
-        return self._streams / "".join(f"%{ord(c):02x}" if c.isupper() else c for c in stream_id)
+    def _place(self, stream_id: str, *snapshot: SnapshotName) -> Path:
+        """Return the folder of a stream or of its snapshot; some file systems ignore case, so capitals are escaped."""
+        name = "".join(f"%{ord(c):02x}" if c.isupper() else c for c in stream_id)
+        return self._streams.joinpath(name, *map(str, snapshot))
 
 
 def _snapshots(folder: Path) -> Iterator[SnapshotName]:
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match:
+        if match := _NAME.fullmatch(path.name):
             yield SnapshotName(int(match[1]), int(match[2]), match[3])

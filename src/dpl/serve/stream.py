@@ -2,10 +2,9 @@
 
 import json
 import logging
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ _journal.propagate = False
 
 
 class Stream:
-    """A stream. Only the one thread that runs its jobs changes the attributes from `seq` to `stale`."""
+    """A stream. Only the one thread that runs its jobs changes the attributes from `seq` to `guard`."""
 
     def __init__(self, stream_id: str, events_kept: int) -> None:
         self.id = stream_id
@@ -41,40 +40,27 @@ class Stream:
         self.steps = 0  # batches shown to the method since the process started; each may have changed the state
         self.captured = 0  # value of `steps` when the last snapshot was taken
         self.durable = 0  # value of `steps` in the newest snapshot on disk
-        self.disk = 0  # bytes of the snapshots on disk
-        self.difference: StateDifference | None = None  # None: on disk only, or never used
-        self.unread = False  # from an earlier run, and its snapshot was not read yet
-        self.refused = False  # no snapshot could be read, so that the stream started over
-        self.stale = False  # the live model has changed since `difference` was taken
-        self.drift = 0.0
         self.skipped = 0
+        self.difference: StateDifference | None = None  # None: on disk only, or never used
+        self.stale = False  # the live model has changed since `difference` was taken
+        self.refused = False  # no snapshot could be read, so that the stream started over
+        self.drift = 0.0
+        self.last: dict[str, Any] = {}  # what the last adaptation did
+        self.guard: dict[str, Any] = {}  # what the guard did with that batch, and in all
+        self.disk = 0  # bytes of the snapshots on disk
         self.used = time.time()
         self.jobs: deque[Job] = deque()
         self.running = False
         self.admitted = 0
         self.tenant = ""  # of the last request
-        self.last: dict[str, Any] = {}  # what the last adaptation did
-        self.guard: dict[str, Any] = {}  # what the guard did with that batch, and in all
-        self._lock = threading.Lock()
-        self._events: deque[dict[str, Any]] = deque(maxlen=events_kept)
-        self._confidence: deque[float] = deque(maxlen=_RECENT_BATCHES)
-        self._classes: deque[int] = deque(maxlen=_RECENT_IMAGES)
+        self.confidence: deque[float] = deque(maxlen=_RECENT_BATCHES)  # mean of each batch
+        self.classes: deque[int] = deque(maxlen=_RECENT_IMAGES)
+        self._events: deque[dict[str, Any]] = deque(maxlen=events_kept)  # other threads read a copy
 
     @property
     def durable_through(self) -> int:
         """The highest seq up to which a crash loses no adaptation."""
         return self.seq if self.changed <= self.saved else self.saved
-
-    @property
-    def unsaved(self) -> int:
-        """Adapted batches that a crash would lose."""
-        return self.steps - self.durable if self.changed > self.saved else 0
-
-    @property
-    def confidence(self) -> float | None:
-        """Mean confidence of the last batch."""
-        with self._lock:
-            return self._confidence[-1] if self._confidence else None
 
     def advance(self) -> int:
         """Count one more job."""
@@ -92,11 +78,9 @@ class Stream:
         """Take over the state and the counts of a snapshot that was read from disk."""
         self.seq = max(self.seq, snapshot.name.seq)
         self.version, self.changed, self.saved = snapshot.name.version, snapshot.name.seq, snapshot.name.seq
-        if self.unread:
-            self.adapted = self.images = 0  # `read_counts` may have read a snapshot that is damaged
-        self.adapted, self.images = max(self.adapted, snapshot.adapted), max(self.images, snapshot.images)
+        self.adapted, self.images = snapshot.adapted, max(self.images, snapshot.images)  # not all images adapt
         self.captured = self.durable = self.steps
-        self.difference, self.stale, self.unread = snapshot.difference, False, False
+        self.difference, self.stale = snapshot.difference, False
 
     def note_snapshot(self, snapshot: StreamSnapshot) -> None:
         """Note that a snapshot is on disk."""
@@ -104,75 +88,58 @@ class Stream:
         self.durable = max(self.durable, snapshot.steps)
         self.event("snapshot", snapshot=snapshot.name.seq, version=snapshot.name.version, kind=snapshot.name.kind)
 
-    def forget(self) -> None:
-        """Return to the values of a new stream, after this one was deleted."""
-        self.seq = self.version = self.changed = self.saved = 0
-        self.adapted = self.images = self.steps = self.skipped = self.captured = self.durable = self.disk = 0
-        self.last, self.guard, self.drift = {}, {}, 0.0
-        self.difference, self.stale, self.unread, self.refused = StateDifference(), False, False, False
-        with self._lock:
-            self._events.clear()
-            self._confidence.clear()
-            self._classes.clear()
-
     def as_snapshot(self, kind: Kind, difference: StateDifference) -> StreamSnapshot:
         """Return the present state as a snapshot."""
+        self.captured = self.steps
         name = SnapshotName(self.seq, self.version, kind)
         return StreamSnapshot(name, difference, self.adapted, self.images, self.steps)
 
-    def note_predictions(self, confidence: float, classes: Iterable[int]) -> None:
-        """Keep the mean confidence and the predicted classes of a batch."""
-        with self._lock:
-            self._confidence.append(confidence)
-            self._classes.extend(classes)
+    def forget(self) -> None:
+        """Return to the values of a new stream, after this one was deleted; its queue stays."""
+        kept = {name: vars(self)[name] for name in ("jobs", "running", "admitted", "tenant")}
+        vars(self).update(vars(Stream(self.id, self._events.maxlen or 1)), **kept)
 
     def event(self, what: str, /, **facts: Any) -> None:
         """Record an event."""
-        entry = {"seq": self.seq, "time": _now(), "event": what, **facts}
-        with self._lock:
-            self._events.append(entry)
+        entry = {"seq": self.seq, "time": _shown(time.time()), "event": what, **facts}
+        self._events.append(entry)
         if what in _LOGGED:
-            _log.info("%s%s", what, "".join(f", {name}: {value}" for name, value in facts.items()))
+            details = "".join(f", {name}: {value}" for name, value in facts.items())
+            _log.info("%s%s", what, details, extra={"stream": self.id})
         if _journal.hasHandlers():
             _journal.info("%s", json.dumps({"stream": self.id, **entry}))
 
     def events(self, after: int = 0) -> list[dict[str, Any]]:
         """Return the events after the job number `after`, oldest first."""
-        with self._lock:
-            return [entry for entry in self._events if entry["seq"] > after]
+        return [entry for entry in self._events.copy() if entry["seq"] > after]
 
     def unload(self) -> None:
         """Free the memory of the state, which is on disk, and of most events."""
         self.difference, self.stale = None, False
-        with self._lock:
-            recent = list(self._events)[-_EVENTS_ON_DISK:]
-            self._events.clear()
-            self._events.extend(recent)
-            self._classes.clear()
+        self._events = deque(list(self._events)[-_EVENTS_ON_DISK:], self._events.maxlen)
+        self.classes.clear()
 
     def describe(self, names: Sequence[str], every: int) -> dict[str, Any]:
         """Return the stream's status as plain data."""
-        with self._lock:
-            confidence, classes = list(self._confidence), Counter(self._classes)
-        total = sum(classes.values())
+        confidence, classes = list(self.confidence), Counter(self.classes.copy())
         return {
             "stream": self.id,
             "seq": self.seq,
             "version": self.version,
             "durable_through": self.durable_through,
             "snapshot_every": every,
-            "unsaved_batches": self.unsaved,
+            "unsaved_batches": self.steps - self.durable if self.changed > self.saved else 0,
             "images": self.images,
             "adapted_batches": self.adapted,
             "skipped_batches": self.skipped,
             "in_memory": self.difference is not None,
             "waiting": self.admitted,
-            "last_used": datetime.fromtimestamp(self.used, UTC).isoformat(timespec="milliseconds"),
+            "last_used": _shown(self.used),
             "confidence": confidence[-1] if confidence else None,
             "recent_confidence": confidence,
             "distinct_classes": len(classes),
             "class_balance": [
-                {"class": label, "name": names[label] if label < len(names) else None, "share": count / total}
+                {"class": label, "name": names[label] if label < len(names) else None, "share": count / classes.total()}
                 for label, count in classes.most_common(_SHOWN_CLASSES)
             ],
             "drift": self.drift,
@@ -181,5 +148,5 @@ class Stream:
         }
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+def _shown(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

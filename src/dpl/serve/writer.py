@@ -37,7 +37,7 @@ class Writer:
     def __init__(self, store: StreamStore, on_written: Callable[[bool, float], None], slow: float) -> None:
         self._store, self._on_written, self._slow = store, on_written, slow
         self._tasks: deque[_Task] = deque()
-        self._failed: dict[str, _Task] = {}
+        self._failed: dict[str, _Task] = {}  # by stream: the last one, unless a later one succeeded
         self._changed = threading.Condition()
         self._working: _Task | None = None
         self._began = 0.0
@@ -49,8 +49,9 @@ class Writer:
     @property
     def problem(self) -> str | None:
         """Why the folder cannot be written at present, or that it is slow."""
-        if self._failure is None and self._working is not None and time.monotonic() - self._began > self._slow:
-            return f"the disk is slow: a write has taken {time.monotonic() - self._began:.0f} s"
+        seconds = time.monotonic() - self._began
+        if self._failure is None and self._working is not None and seconds > self._slow:
+            return f"the disk is slow: a write has taken {seconds:.0f} s"
         return self._failure
 
     def save(self, stream: Stream, snapshot: StreamSnapshot) -> "Future[None]":
@@ -61,7 +62,7 @@ class Writer:
             if same is None:
                 return self._put(_Task(stream, snapshot))
             if kind != "auto":
-                return _failed(OSError("an earlier snapshot of the stream still waits to be written"))
+                raise OSError("an earlier snapshot of the stream still waits to be written")
             same.snapshot = snapshot
             return same.done
 
@@ -88,7 +89,7 @@ class Writer:
 
     def _put(self, task: _Task) -> "Future[None]":
         if self._stopping:
-            return _failed(OSError("the server is stopping"))
+            raise OSError("the server is stopping")
         self._tasks.append(task)
         self._changed.notify()
         return task.done
@@ -97,13 +98,10 @@ class Writer:
         while (task := self._next()) is not None:
             try:
                 self._do(task)
-            except OSError as error:
+            except Exception as error:  # no error may stop the writing of other streams
                 self._note_failure(task, error)
-            except Exception as error:  # an unexpected error must not stop the writing of other streams
-                _log.exception("writing stream %s", task.stream.id)
-                self._note_failure(task, OSError(f"{type(error).__name__}: {error}"))
             else:
-                self._note_success(task, time.monotonic() - self._began)
+                self._note_success(task)
 
     def _next(self) -> _Task | None:
         """Return the next task, or a failed one to retry if no other comes for a while; None at the end."""
@@ -123,40 +121,28 @@ class Writer:
         else:
             self._store.write(task.stream.id, task.snapshot)
             task.stream.disk = self._store.size(task.stream.id)
+            task.stream.note_snapshot(task.snapshot)
 
-    def _note_success(self, task: _Task, seconds: float) -> None:
+    def _note_success(self, task: _Task) -> None:
         if self._failure is not None:
             _log.warning("the state folder can be written again")
         self._failure = None
-        if task.snapshot is not None:
-            task.stream.note_snapshot(task.snapshot)
-        self._forget_older_failure(task)
-        self._on_written(True, seconds)
+        with self._changed:
+            self._failed.pop(task.stream.id, None)
+        self._on_written(True, time.monotonic() - self._began)
         task.done.set_result(None)
 
-    def _note_failure(self, task: _Task, error: OSError) -> None:
-        reason = f"{error.strerror or error}"
+    def _note_failure(self, task: _Task, error: Exception) -> None:
+        if not isinstance(error, OSError):
+            _log.error("unexpected error of a write", exc_info=error, extra={"stream": task.stream.id})
+            error = OSError(f"{type(error).__name__}: {error}")
+        reason = str(error.strerror or error)
         if self._failure is None:
-            _log.error("%s cannot be written: %s", self._store.folder, reason)
+            _log.error("%s cannot be written: %s", self._store.folder, reason, extra={"stream": task.stream.id})
             task.stream.event("snapshot_failed", reason=reason)
         self._failure = reason
-        self._on_written(False, 0.0)
         if task.snapshot is not None:
             with self._changed:
-                known = self._failed.get(task.stream.id)
-                if known is None or known.snapshot is None or known.snapshot.name < task.snapshot.name:
-                    self._failed[task.stream.id] = _Task(task.stream, task.snapshot)
+                self._failed[task.stream.id] = _Task(task.stream, task.snapshot)
+        self._on_written(False, 0.0)
         task.done.set_exception(error)
-
-    def _forget_older_failure(self, task: _Task) -> None:
-        """Drop the retry of a snapshot if a newer one was written or the stream was deleted."""
-        with self._changed:
-            failed = self._failed.get(task.stream.id)
-            if failed and failed.snapshot and (task.snapshot is None or failed.snapshot.name <= task.snapshot.name):
-                del self._failed[task.stream.id]
-
-
-def _failed(error: OSError) -> "Future[None]":
-    future: Future[None] = Future()
-    future.set_exception(error)
-    return future
