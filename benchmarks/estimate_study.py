@@ -30,9 +30,11 @@ from torch import Tensor, nn
 import dpl
 from dpl.backbones import create
 from dpl.data.corruptions import corrupt
+from dpl.estimate import EstimateSettings
+from dpl.estimate.difference import compare
 from dpl.estimate.home import Home
 from dpl.estimate.shifts import beside_others, shifted_copies, shrunk
-from dpl.estimate.signals import Signals, Window, accuracies
+from dpl.estimate.signals import Window, accuracies
 from dpl.estimate.transport import assigned_probability
 from dpl.network.split import logits_of
 
@@ -50,6 +52,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "tent": ("tent", {}),
     "dpl": ("dpl", {"norm": "batch", "scope": "affine", "lr": 1e-3}),
     "collapsing": ("tent", {"lr": 0.1}),
+    "dpl_soft": ("dpl_soft", {}),
 }
 
 
@@ -222,7 +225,7 @@ def score_window(part: Mapping[str, Any], source: Source) -> dict[str, Any]:
     window = Window(of["source"], of["adapted"], guess["source"] == guess["source_again"],
                     guess["adapted"] == guess["beside"])  # fmt: skip
     found = accuracies(window, source.home.signals(), float(part["anchor"].mean()))
-    blind = accuracies(window, Signals())
+    blind = compare(window, len(window), len(window), EstimateSettings().balance)
     both = {key: rivals(of[key], source) for key in ("adapted", "source")}
     estimates: dict[str, Any] = {name: (both["adapted"][name], both["source"][name]) for name in both["source"]}
     estimates |= {"AETTA": (aetta(part), None), "ours": found.shown}

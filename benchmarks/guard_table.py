@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/guard"))
     parser.add_argument("--network", default="resnet20")
     parser.add_argument("--streams", nargs="*", default=list(STREAMS))
-    parser.add_argument("--methods", nargs="*", default=["tent", "dpl"])
+    parser.add_argument("--methods", nargs="*", default=["tent", "dpl", "dpl_soft"])
     parser.add_argument("--modes", nargs="*", default=list(MODES))
     parser.add_argument("--images", type=int, default=2000)
     args = parser.parse_args()
