@@ -225,7 +225,7 @@ def score_window(part: Mapping[str, Any], source: Source) -> dict[str, Any]:
     window = Window(of["source"], of["adapted"], guess["source"] == guess["source_again"],
                     guess["adapted"] == guess["beside"])  # fmt: skip
     found = accuracies(window, source.home.signals(), float(part["anchor"].mean()))
-    blind = compare(window, len(window), len(window), EstimateSettings().balance)
+    blind = compare(window, len(window), len(window), EstimateSettings())
     both = {key: rivals(of[key], source) for key in ("adapted", "source")}
     estimates: dict[str, Any] = {name: (both["adapted"][name], both["source"][name]) for name in both["source"]}
     estimates |= {"AETTA": (aetta(part), None), "ours": found.shown}

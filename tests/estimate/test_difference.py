@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from dpl.estimate import EstimateSettings
 from dpl.estimate.difference import compare
 from dpl.estimate.signals import Window
 
 
-def by_hand(window: Window, rows: int, memory: int, balance: float) -> float:
+def by_hand(window: Window, rows: int, memory: int) -> float:
     """The formula of the module's docstring, row by row."""
     total, width = len(window), window.source.shape[1]
     last = range(total - rows, total)
@@ -24,7 +25,8 @@ def by_hand(window: Window, rows: int, memory: int, balance: float) -> float:
     firm = sum(int(window.adapted_firm[i]) - int(window.source_firm[i]) for i in last) / rows
     if firm > 0:
         firm *= min(1.0, *(classes(adapted, rows) / classes(source, rows) for rows in (last, counted)))
-    found = firm + balance * (classes(adapted) - classes(source)) / min(width, len(counted))
+    worth = 0.1 if classes(adapted) > classes(source) else 0.5
+    found = firm + worth * (classes(adapted) - classes(source)) / min(width, len(counted))
     most = sum(source[i] != adapted[i] for i in last) / rows
     return max(-most, min(most, found))
 
@@ -41,7 +43,7 @@ def window(rows: int, classes: int, seed: int, alike: float = 1.0) -> Window:
 def test_it_equals_its_definition(rows: int, memory: int, classes: int) -> None:
     for seed in range(4):
         seen = window(220, classes, seed, alike=0.2 + seed)
-        assert compare(seen, rows, memory, 0.15).difference == pytest.approx(by_hand(seen, rows, memory, 0.15))
+        assert compare(seen, rows, memory, EstimateSettings()).difference == pytest.approx(by_hand(seen, rows, memory))
 
 
 def one_hot(predicted: Tensor) -> Tensor:
@@ -51,17 +53,17 @@ def one_hot(predicted: Tensor) -> Tensor:
 def test_equal_predictions_show_no_difference() -> None:
     seen = window(100, 10, 0)
     twin = Window(seen.source, 5 * seen.source, torch.zeros(100), torch.ones(100))
-    assert compare(twin, 100, 100, 0.15).difference == 0
+    assert compare(twin, 100, 100, EstimateSettings()).difference == 0
 
 
 def test_a_collapse_to_one_class_counts_against_the_model_although_it_is_firm() -> None:
     many, one = one_hot(torch.arange(100) % 10), one_hot(torch.zeros(100, dtype=torch.long))
-    found = compare(Window(many, one, torch.arange(100) < 60, torch.ones(100)), 100, 100, 0.2)
+    found = compare(Window(many, one, torch.arange(100) < 60, torch.ones(100)), 100, 100, EstimateSettings())
     assert (found.classes, found.source_classes) == (pytest.approx(1), pytest.approx(10))
-    assert found.difference == pytest.approx(0.4 / 10 - 0.2 * 9 / 10)
+    assert found.difference == pytest.approx(0.4 / 10 - 0.5 * 9 / 10)
 
 
 def test_many_classes_that_are_not_firm_do_not_count_for_the_model() -> None:
     many, one = one_hot(torch.arange(100) % 10), one_hot(torch.zeros(100, dtype=torch.long))
-    found = compare(Window(one, many, torch.ones(100), torch.arange(100) < 40), 100, 100, 0.15)
+    found = compare(Window(one, many, torch.ones(100), torch.arange(100) < 40), 100, 100, EstimateSettings())
     assert found.difference < -0.4

@@ -4,7 +4,9 @@ Two facts are compared. *Firm* predictions stay when an image is shrunk a little
 images join its batch. Predictions that are artefacts of a batch (one class, few images) are not firm. *Classes* are the
 effective number of classes predicted: a collapsing model loses them, a model that recovers from a shift finds them.
 
-    difference = firm(adapted) - firm(source) + balance (classes(adapted) - classes(source)) / classes that can be seen
+    difference = firm(adapted) - firm(source) + worth (classes(adapted) - classes(source)) / classes that can be seen
+
+`worth` is larger for lost classes than for found ones: a batch of one class makes classes appear, too.
 
 A model that always gives the same answer is firm, too. So a gain in firm predictions counts by the share of the source
 model's classes that the adapted model still has, with the images before and in this look alone. The difference cannot
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.signals import Window
 
 __all__ = ["Comparison", "compare"]
@@ -35,7 +38,7 @@ class Comparison:
     calibrated: float | None = None  # the difference by labelled source data, where there are any
 
 
-def compare(window: Window, rows: int, memory: int, balance: float) -> Comparison:
+def compare(window: Window, rows: int, memory: int, settings: EstimateSettings) -> Comparison:
     """Compare both models on the last `rows` of a window; count classes over the last `memory` of them."""
     new, old = window.last(rows), window.last(max(rows, memory))
     width = window.source.shape[1]
@@ -45,7 +48,8 @@ def compare(window: Window, rows: int, memory: int, balance: float) -> Compariso
     disagreement, firm, source_firm, own, other, *now = torch.cat([shares, torch.stack(counted)]).tolist()
     left = min(1.0, own / other, now[0] / now[1])
     firmer = (firm - source_firm) * (left if firm > source_firm else 1.0)
-    found = firmer + balance * (own - other) / min(width, len(old))
+    worth = settings.found_classes if own > other else settings.lost_classes
+    found = firmer + worth * (own - other) / min(width, len(old))
     found = max(-disagreement, min(disagreement, found))
     return Comparison(len(new), found, disagreement, firm, source_firm, own, other)
 

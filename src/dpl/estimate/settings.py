@@ -19,7 +19,8 @@ class EstimateSettings(Checked):
     share: float = setting(0.25, "time spent on the estimate, as a share of the time of adaptation", low=0, high=4)
     window: int = setting(512, "images over which accuracy is estimated", low=32)
     anchors: int = setting(200, "labelled source images that show what the weights have lost", low=0)
-    balance: float = setting(0.15, "worth of predicting all classes instead of one, as a share of predictions", low=0)
+    found_classes: float = setting(0.1, "worth of predicting all classes where the source model predicts one", low=0)
+    lost_classes: float = setting(0.5, "cost of predicting one class where the source model predicts all", low=0)
     margin: float = setting(0.02, "difference of accuracy below which the verdict is 'unsure'", low=0, high=1)
 
 

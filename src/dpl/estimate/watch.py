@@ -141,7 +141,7 @@ class Watch(Stateful):
 
     def compare(self, rows: int, memory: int) -> Comparison:
         """Compare both models on the last rows, also by labelled source data if there are any."""
-        found = compare(self.window, rows, memory, self.settings.balance)
+        found = compare(self.window, rows, memory, self.settings)
         if not self.home.known:
             return found
         both = accuracies(self.window.last(max(rows, memory)), self.home.signals(), self.anchor)
