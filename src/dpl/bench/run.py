@@ -15,7 +15,6 @@ from dpl.bench.images import StreamedDomain, open_outliers, open_parts, segment_
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch
-from dpl.model.adaptive import AdaptiveModel
 from dpl.runs.costs import Pace, environment, forget_peak, peak_memory
 from dpl.runs.online import OnlineResult, evaluate
 from dpl.streams import Segment
@@ -115,7 +114,7 @@ def _segment_record(
     classes = len(parts[0].images.classes)
     known = result.known
     labels, correct = np.asarray(result.labels)[known], result.correct[known]
-    counts, hits = np.bincount(labels, minlength=classes), np.bincount(labels[correct], minlength=classes)
+    counts, hits = (np.bincount(some, minlength=classes).tolist() for some in (labels, labels[correct]))
     by_domain = {
         parts[member].domain.title: 100.0 * float(correct[column["domain"] == member].mean())
         for member in np.unique(column["domain"]).tolist()
@@ -130,10 +129,8 @@ def _segment_record(
         "error": 100.0 - result.accuracy,
         "confidence": float(np.mean(np.asarray(result.confidences)[known])),
         "nll": -float(np.mean(np.asarray(result.log_likelihoods)[known])),
-        "per_class": [
-            round(100.0 * h / c, 4) if c else None for h, c in zip(hits.tolist(), counts.tolist(), strict=True)
-        ],
-        "per_class_n": counts.tolist(),
+        "per_class": [round(100.0 * h / c, 4) if c else None for h, c in zip(hits, counts, strict=True)],
+        "per_class_n": counts,
         "by_domain": by_domain,
         "batches": result.batches,
         "updates": result.updates,
@@ -166,7 +163,7 @@ def _shared(unit: Unit, parts: Sequence[StreamedDomain], prepared: PreparedModel
         "output": getattr(model.settings, "output", "before"),
         "norm": model.settings.norm,
         "trainable_tensors": len(names),
-        "trainable_values": _values(model),
+        "trainable_values": sum(parameter.numel() for parameter in model.method.trainable.values()),
         "trainable_sha256": hashlib.sha256("\n".join(names).encode()).hexdigest(),
         "source_data": prepared.source,
         "prepare_seconds": prepared.seconds,
@@ -176,7 +173,3 @@ def _shared(unit: Unit, parts: Sequence[StreamedDomain], prepared: PreparedModel
         "device": model.device.type,
         "versions": environment(),
     }
-
-
-def _values(model: AdaptiveModel) -> int:
-    return sum(parameter.numel() for parameter in model.method.trainable.values())

@@ -77,7 +77,8 @@ def chosen(cell: Cell, store: Store) -> Candidate:
     """Return the candidate with the highest mean accuracy on the source domains' held-out images."""
     if len(cell.candidates) == 1:
         return cell.candidates[0]
-    return cell.candidates[best([validation_score(candidate, store) for candidate in cell.candidates])]
+    scores = [sum(_accuracy(unit, store) for unit in c.validation) / len(c.validation) for c in cell.candidates]
+    return cell.candidates[best(scores)]
 
 
 def oracle(cell: Cell, store: Store) -> Candidate | None:
@@ -85,11 +86,6 @@ def oracle(cell: Cell, store: Store) -> Candidate | None:
     if len(cell.candidates) == 1 or not all(store.done(c.target) for c in cell.candidates):
         return None
     return cell.candidates[best([_accuracy(candidate.target, store) for candidate in cell.candidates])]
-
-
-def validation_score(candidate: Candidate, store: Store) -> float:
-    """Return the mean over source domains of the online accuracy on what was held out of them."""
-    return sum(_accuracy(unit, store) for unit in candidate.validation) / len(candidate.validation)
 
 
 def _accuracy(unit: Unit, store: Store) -> float:

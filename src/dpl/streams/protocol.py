@@ -1,5 +1,6 @@
 """The protocols: which domains come when, how samples are ordered, and when the model is reset."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Literal, NamedTuple
@@ -75,11 +76,11 @@ def plan(
     `outliers` are samples of no known class that are mixed into every segment; in index rows their domain has the
     number `len(domains)`.
     """
-    chosen = _find(protocol)
+    if protocol not in PROTOCOLS:
+        raise SettingError(f"unknown protocol {protocol!r}. {did_you_mean(str(protocol), PROTOCOLS)}")
+    chosen = PROTOCOLS[protocol]
     seed = whole_number("seed", seed, least=0)
-    _check_settings(chosen, order, delta, visits)
-    if imbalance is not None and not (isinstance(imbalance, Real) and 1 <= imbalance <= DELTAS[1]):
-        raise SettingError(f"imbalance={imbalance!r}: expected a number of at least 1, such as 10")
+    _check_settings(chosen, order, delta, visits, imbalance)
     _check_domains(domains)
     walk = _WALKS[chosen.walk](domains)
     stops = [stop._replace(visit=stop.visit + lap) for lap in range(visits or 1) for stop in walk]
@@ -92,15 +93,11 @@ def plan(
             arrival = orders.long_tailed(labels, arrival, imbalance, generator)
         rows = rows[arrival]
         if outliers is not None:
-            rows = orders.with_outliers(rows, _outlier_rows(len(domains), outliers, generator), generator)
+            drawn = generator.permutation(len(outliers))
+            rows = orders.with_outliers(rows, _index_rows(len(domains), outliers)[drawn], generator)
         reset = chosen.reset == "each" or not segments
         segments.append(Segment(stop.name, rows, reset, stop.severity, stop.visit))
     return segments
-
-
-def _outlier_rows(number: int, outliers: Domain, generator: np.random.Generator) -> IntArray:
-    samples = outliers.samples[generator.permutation(len(outliers))]
-    return np.stack([np.full(len(samples), number), samples], axis=1)
 
 
 def _arrange(
@@ -121,8 +118,12 @@ def _arrange(
 
 def _gather(domains: Sequence[Domain], members: Sequence[int]) -> tuple[IntArray, IntArray]:
     """Return the index rows [n, 2] and the labels [n] of some domains, one domain after the other."""
-    rows = [np.stack([np.full(len(domains[i]), i), domains[i].samples], axis=1) for i in members]
+    rows = [_index_rows(i, domains[i]) for i in members]
     return np.concatenate(rows), np.concatenate([domains[i].labels for i in members])
+
+
+def _index_rows(number: int, domain: Domain) -> IntArray:
+    return np.stack([np.full(len(domain), number), domain.samples], axis=1)
 
 
 def _once(domains: Sequence[Domain]) -> list[_Stop]:
@@ -147,14 +148,12 @@ def _gradual(domains: Sequence[Domain]) -> list[_Stop]:
 
 def _mixed(domains: Sequence[Domain]) -> list[_Stop]:
     """Put all domains of one severity together."""
-    severities = dict.fromkeys(domain.severity for domain in domains)
+    members: dict[int | None, list[int]] = {}
+    for i, domain in enumerate(domains):
+        members.setdefault(domain.severity, []).append(i)
     return [
-        _Stop(
-            "mixed" if severity is None else f"mixed@{severity}",
-            severity,
-            tuple(i for i, domain in enumerate(domains) if domain.severity == severity),
-        )
-        for severity in severities
+        _Stop("mixed" if severity is None else f"mixed@{severity}", severity, tuple(places))
+        for severity, places in members.items()
     ]
 
 
@@ -166,14 +165,9 @@ _WALKS: Mapping[str, Callable[[Sequence[Domain]], list[_Stop]]] = {
 }
 
 
-def _find(protocol: str) -> Protocol:
-    """Return the protocol of that name."""
-    if protocol not in PROTOCOLS:
-        raise SettingError(f"unknown protocol {protocol!r}. {did_you_mean(str(protocol), PROTOCOLS)}")
-    return PROTOCOLS[protocol]
-
-
-def _check_settings(protocol: Protocol, order: str, delta: float | None, visits: int | None) -> None:
+def _check_settings(
+    protocol: Protocol, order: str, delta: float | None, visits: int | None, imbalance: float | None
+) -> None:
     """Refuse settings that are wrong, or that the protocol would silently ignore."""
     if order not in ORDERS:
         raise SettingError(f"unknown order {order!r}. {did_you_mean(str(order), ORDERS)}")
@@ -184,15 +178,16 @@ def _check_settings(protocol: Protocol, order: str, delta: float | None, visits:
         raise SettingError(f"visits {advice} {protocol.name!r}")
     if visits is not None:
         whole_number("visits", visits, least=1)
+    if imbalance is not None and not (isinstance(imbalance, Real) and 1 <= imbalance <= DELTAS[1]):
+        raise SettingError(f"imbalance={imbalance!r}: expected a number of at least 1, such as 10")
 
 
 def _check_domains(domains: Sequence[Domain]) -> None:
     """Refuse an empty list and repeated domains."""
     if not domains:
         raise SettingError("domains is empty: a stream needs at least one")
-    titles = [domain.title for domain in domains]
-    twice = sorted({title for title in titles if titles.count(title) > 1})
-    if twice:
+    counts = Counter(domain.title for domain in domains)
+    if twice := sorted(title for title, count in counts.items() if count > 1):
         raise SettingError(f"domains must differ in name or severity; given more than once: {', '.join(twice)}")
 
 
