@@ -9,10 +9,11 @@ from typing import Any
 
 import dpl
 from dpl.core.extras import optional
+from dpl.report import summary
 from dpl.report.chart_data import chart_data, line_styles
 from dpl.report.runs import Experiment, Run
 from dpl.report.samples import MOST_PICTURES, choose_samples
-from dpl.report.summary import AccuracyTable, accuracy_table, costs, findings, headline, shown, signed, skipped_updates
+from dpl.report.summary import shown, signed
 
 __all__ = ["render"]
 
@@ -62,7 +63,7 @@ def _number(value: float, digits: int = 0) -> str:
 
 def _view(experiment: Experiment, room: int) -> dict[str, Any]:
     """Return what the template shows of an experiment."""
-    table = accuracy_table(experiment) if experiment.labelled else None
+    table = summary.accuracy_table(experiment) if experiment.labelled else None
     samples = choose_samples(experiment, room)
     pictures = {"pictures": samples.pictures, "names": samples.names, "shown": samples.shown}
     ranked = _ranked(experiment, table)
@@ -70,19 +71,19 @@ def _view(experiment: Experiment, room: int) -> dict[str, Any]:
     return {
         "experiment": experiment,
         "table": table,
-        "headline": headline(experiment, table),
+        "unlabelled": summary.unlabelled_headline(experiment) if table is None else (),
         "chosen": chosen,
         "styles": line_styles(experiment),
         "drawn": _drawn_first(experiment, ranked, chosen),
         "samples": samples,
-        "costs": costs(experiment),
-        "findings": findings(experiment),
-        "skipped": skipped_updates(experiment),
+        "costs": summary.costs(experiment),
+        "findings": summary.findings(experiment),
+        "skipped": summary.skipped_updates(experiment),
         "data": chart_data(experiment) | {"samples": pictures},
     }
 
 
-def _ranked(experiment: Experiment, table: AccuracyTable | None) -> list[str]:
+def _ranked(experiment: Experiment, table: summary.AccuracyTable | None) -> list[str]:
     """Return the methods by accuracy, the best first."""
     scores = {} if table is None else table.scores.dropna().to_dict()
     return sorted(experiment.methods, key=lambda method: -scores.get(method, 0.0))

@@ -109,9 +109,9 @@ class Experiment:
             return SOURCE
         return next((row["label"] for row in self.rows if row.get("method") == SOURCE), None)
 
-    def rows_of(self, method: str) -> list[Row]:
-        """Return the rows of a method."""
-        return [row for row in self.rows if row["label"] == method]
+    def image_count(self) -> int:
+        """Return the number of images of all streams."""
+        return sum({row["stream"]: row["n"] for row in self.rows}.values())
 
     def source_trace(self, stream: str, seed: int) -> PredictionTrace | None:
         """Return the predictions of the source model on a stream with a seed; those for a folder hold for any seed."""

@@ -10,9 +10,11 @@ import pandas as pd
 
 from dpl.bench.tables import AVERAGE, frame, over_seeds
 from dpl.report.runs import Experiment, PredictionTrace, paired
+from dpl.reproduce.document import grouped
 
 __all__ = [
-    "AccuracyTable", "Finding", "accuracy_table", "costs", "findings", "headline", "shown", "signed", "skipped_updates",
+    "AccuracyTable", "Finding", "accuracy_table", "costs", "findings", "shown", "signed", "skipped_updates",
+    "unlabelled_headline",
 ]  # fmt: skip
 
 # Signs of trouble; docs/report.md states these limits.
@@ -65,32 +67,7 @@ def accuracy_table(experiment: Experiment) -> AccuracyTable:
     return AccuracyTable(means, deviations, dict(zip(rows["stream"], rows["n"], strict=True)), experiment.reference)
 
 
-def headline(experiment: Experiment, table: AccuracyTable | None) -> list[tuple[str, str]]:
-    """Return the few figures at the top of an experiment, each with its description."""
-    images = sum({row["stream"]: row["n"] for row in experiment.rows}.values())
-    seeds, methods = len({row["seed"] for row in experiment.rows}), len(experiment.methods)
-    streams = f"{len(experiment.streams)} streams" if len(experiment.streams) > 1 else "one stream"
-    return [
-        *(_unlabelled_headline(experiment) if table is None else _accuracy_headline(table)),
-        (f"{images:,} images", f"{streams}, {seeds} {'seed' if seeds == 1 else 'seeds'}"),
-        (f"{methods} {'method' if methods == 1 else 'methods'}", f"{len(experiment.classes):,} classes"),
-    ]
-
-
-def _accuracy_headline(table: AccuracyTable) -> list[tuple[str, str]]:
-    scores = table.scores.dropna()
-    if scores.empty:
-        return []
-    best = str(scores.idxmax())
-    what = "average accuracy" if table.scores.name == AVERAGE else "accuracy"
-    entries = [(f"{shown(scores[best]):.1f} %", f"best {what}: {best}")]
-    if table.reference is not None and table.reference in scores and best != table.reference:
-        entries.append((f"{shown(scores[table.reference]):.1f} %", "the source model"))
-        entries.append((signed(table.gains[best]), "points over the source model"))
-    return entries
-
-
-def _unlabelled_headline(experiment: Experiment) -> list[tuple[str, str]]:
+def unlabelled_headline(experiment: Experiment) -> list[tuple[str, str]]:
     """Return what is known without labels: confidence, agreement with the source model, use of its predictions."""
     stream, entries = experiment.streams[0], []
     for method in experiment.methods:
@@ -198,13 +175,9 @@ def _collapse(experiment: Experiment, trace: PredictionTrace, source: Prediction
 def skipped_updates(experiment: Experiment) -> list[tuple[str, int, int, str]]:
     """Return method, batches without an update, all batches and the commonest reason, of methods that train."""
     found = []
-    for method in experiment.methods:
-        rows = [row for row in experiment.rows_of(method) if row.get("trainable_values")]
+    for method, rows in grouped((row["label"], row) for row in experiment.rows if row.get("trainable_values")).items():
         skipped, batches = (sum(row.get(name) or 0 for row in rows) for name in ("skipped", "batches"))
-        reasons: Counter[str] = Counter()
-        for row in rows:
-            reasons.update(row.get("skipped_because") or {})
+        reasons = sum((Counter(row.get("skipped_because") or {}) for row in rows), Counter[str]())
         if skipped:
-            reason = reasons.most_common(1)[0][0] if reasons else "not recorded"
-            found.append((method, skipped, batches, reason))
+            found.append((method, skipped, batches, reasons.most_common(1)[0][0] if reasons else "not recorded"))
     return found

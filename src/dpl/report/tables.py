@@ -49,20 +49,12 @@ def _write_csv(tables: Tables, path: Path) -> Path:
 
 
 def _lines(experiment: Experiment, table: AccuracyTable) -> pd.DataFrame:
-    seeds = frame(experiment.rows).groupby("label")["seed"].nunique()
-    return pd.DataFrame(
-        {
-            "experiment": experiment.title,
-            "method": method,
-            "stream": stream,
-            "accuracy": table.means.at[method, stream],
-            "deviation": table.deviations.at[method, stream],
-            "seeds": seeds[method],
-            "images": table.images.get(stream, sum(table.images.values())),
-        }
-        for method in table.means.index
-        for stream in table.means.columns
-    )
+    lines = table.means.rename_axis("method").reset_index().melt("method", var_name="stream", value_name="accuracy")
+    lines.insert(0, "experiment", experiment.title)
+    lines["deviation"] = table.deviations.melt()["value"]
+    lines["seeds"] = lines["method"].map(frame(experiment.rows).groupby("label")["seed"].nunique())
+    lines["images"] = lines["stream"].map(table.images).fillna(sum(table.images.values())).astype(int)
+    return lines.sort_values("method", kind="stable", key=lambda names: names.map(table.means.index.get_loc))
 
 
 def _write_png(tables: Tables, path: Path) -> Path:
