@@ -71,7 +71,7 @@ class Watch(Stateful):
 
     def _is_firm(self, state: ModelState, images: Tensor, predicted: Tensor) -> Tensor:
         """Return which predictions of the adapted model stay when images are shrunk, and other images join them."""
-        alone = state.network.samples_are_independent
+        alone = _independent(state)
         again = state.method.predict(shrunk(images) if alone else beside_others(images))[: len(images)]
         return again.argmax(dim=1) == predicted
 
@@ -92,7 +92,7 @@ class Watch(Stateful):
         """
         step = _STEP if state.method.optimizers else 1.0
         self.credit += (self.settings.share * step + spare) * len(images)
-        price = len(images) * (3.0 if state.network.samples_are_independent else 4.0)
+        price = len(images) * (3.0 if _independent(state) else 4.0)
         if not closely and self.credit < price and self.rows >= _FRESH:
             return False
         self.credit -= price
@@ -189,3 +189,8 @@ class Watch(Stateful):
             images = transfer(images)
             self._anchors = images, labels.to(images.device), right
         self._found = None
+
+
+def _independent(state: ModelState) -> bool:
+    """Say whether the prediction for an image is the same in any batch."""
+    return state.network.samples_are_independent and not state.method.predicts_jointly

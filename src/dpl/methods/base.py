@@ -75,6 +75,7 @@ class Method(Stateful, Generic[S]):
     info: ClassVar[MethodInfo]
     settings_class: ClassVar[type[Settings]] = Settings
     no_export: str = ""  # why no plain network can give this method's predictions
+    predicts_jointly: ClassVar[bool] = False  # also changes the predictions of a batch together
     commits_last: ClassVar[bool] = False  # nothing that can fail comes after the optimizer's (only) step
     augment: Callable[[Tensor], Tensor]  # of methods that make views
 

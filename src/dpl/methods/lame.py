@@ -59,6 +59,7 @@ class LAME(Method[LAMESettings]):
     """Laplacian adjusted maximum-likelihood estimation."""
 
     settings_class = LAMESettings
+    predicts_jointly = True
     no_export = "it changes the predictions of a batch together, so no network that sees one image can give them"
 
     def step(self, images: Tensor) -> Tensor:
