@@ -19,6 +19,7 @@ from dpl.cli.models import (
     add_model_arguments,
     class_names,
     evaluation_transform,
+    labelled_images,
     parse_settings,
     source_network,
     training_record,
@@ -28,7 +29,7 @@ from dpl.core.extras import optional
 from dpl.core.settings import whole_number
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from dpl.data.transforms import Evaluation
     from dpl.model.adaptive import AdaptiveModel
@@ -42,6 +43,7 @@ _GROUPS = {
     "model": {"workers", "live_models", "answer"},
     "storage": {"max_streams_in_memory", "snapshot_every", "keep_snapshots", "events_kept", "on_storage_failure"},
 }  # all other settings are limits
+_SOURCE, _CALIBRATE = 5000, 1000  # images that are read, at most: they are kept in memory
 _EXAMPLES = """examples:
   dpl serve --model runs/pacs/sketch
   dpl serve --model resnet18 --weights my.safetensors --classes names.txt --method dpl --port 8080
@@ -60,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--no-guard", action="store_true",
                        help="turn off the guard, which stops adaptation that does harm")  # fmt: skip
     model.add_argument("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
+    model.add_argument("--source", type=Path, metavar="FOLDER",
+                       help="labelled source images in class folders, for methods that need them")  # fmt: skip
+    model.add_argument("--calibrate", type=Path, metavar="FOLDER",
+                       help="labelled source validation images in class folders: "
+                            "the accuracy of each stream is then estimated in percent")  # fmt: skip
     model.add_argument("--threads", type=int, metavar="N", help="CPU threads of each worker (default: torch's choice)")
     storage.add_argument("--state", type=Path, default=Path("dpl-state"), metavar="DIR",
                          help="folder for the adapted state of the streams (default: %(default)s)")  # fmt: skip
@@ -128,7 +135,7 @@ def _run_on_ray(args: argparse.Namespace, settings: "ServeSettings") -> None:
     from dpl.serve.settings import RaySettings
 
     options, tokens = RaySettings(**_values(args, RaySettings)), _tokens(args)
-    _maker(args, _source(args)[0])()  # a wrong option is reported here, in one line
+    _source(args)[0]()  # a wrong option is reported here, in one line
     with _bound(args.host, args.port) as place:
         port = place.getsockname()[1]
     http = {"host": args.host, "port": port, "ssl_certfile": args.tls_cert and str(args.tls_cert),
@@ -188,31 +195,56 @@ def _server(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens
         logging.getLogger("dpl.serve.journal").addHandler(WatchedFileHandler(args.journal))
     if args.threads is not None:
         torch.set_num_threads(whole_number("--threads", args.threads, 1))
-    network, transform, size, names = _source(args)
-    return open_server(_maker(args, network), transform, (3, size, size), settings, names=names, tokens=tokens)
+    make, transform, size, names = _source(args)
+    return open_server(make, transform, (3, size, size), settings, names=names, tokens=tokens)
 
 
-def _source(args: argparse.Namespace) -> "tuple[nn.Module, Evaluation, int, tuple[str, ...]]":
-    """Return the network, the transform of an image to its input, the size of that, and the class names."""
+def _source(args: argparse.Namespace) -> "tuple[Callable[[], AdaptiveModel], Evaluation, int, tuple[str, ...]]":
+    """Return what makes an adaptive model, the transform of an image to its input, its size, and the class names."""
     record = training_record(args)
     classes = class_names(args.classes) or record.get("classes")
     network, own_size = source_network(args, record, classes)
-    size = args.size or record.get("size") or own_size
-    return network, evaluation_transform(size, square="size" in record), size, tuple(classes or ())
+    size, names = args.size or record.get("size") or own_size, tuple(classes or ())
+    transform = evaluation_transform(size, square="size" in record)
+    return _maker(args, network, transform, names), transform, size, names
 
 
-def _maker(args: argparse.Namespace, network: "nn.Module") -> "Callable[[], AdaptiveModel]":
+def _maker(
+    args: argparse.Namespace, network: "nn.Module", transform: "Evaluation", names: tuple[str, ...]
+) -> "Callable[[], AdaptiveModel]":
     import torch
 
     import dpl
+    from dpl.methods import get_method
 
     # A fixed layout: a restarted server must continue with bitwise identical results.
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    settings, guard = (
-        parse_settings(args.set),
-        False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4"),
+    guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
+    if args.source is None and get_method(args.method).info.source != "never":
+        raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
+    return partial(
+        dpl.adapt,
+        network,
+        args.method,
+        guard=guard,
+        source=_labelled(args.source, "--source", _SOURCE, transform, names),
+        calibrate=_labelled(args.calibrate, "--calibrate", _CALIBRATE, transform, names),
+        layout="as_is",
+        **parse_settings(args.set),
     )
-    return lambda: dpl.adapt(network, args.method, guard=guard, layout="as_is", **settings)
+
+
+def _labelled(
+    folder: Path | None, option: str, limit: int, transform: "Evaluation", names: tuple[str, ...]
+) -> "list[tuple[Tensor, Tensor]] | None":
+    """Read labelled images once; all live models share them."""
+    from dpl.data import open_folder
+    from dpl.runs.folder import FolderRun
+
+    if folder is None:
+        return None
+    run = FolderRun(open_folder(folder, names or None), transform, Path(), names)
+    return labelled_images(folder, run, limit, option)
 
 
 def _announce(args: argparse.Namespace, port: int, about: Mapping[str, Any], problems: Sequence[str]) -> None:

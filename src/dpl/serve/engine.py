@@ -320,7 +320,10 @@ class Engine:
                 last.deleted.add_done_callback(partial(self._end_delete, stream, last))
             else:
                 self._free(stream)
-        self.pool.spill()
+        try:
+            self.pool.spill()
+        except Exception:
+            _log.exception("moving streams to disk")
 
     def _run_jobs(self, stream: Stream) -> Job | None:
         """Run a few jobs of a stream; return the last one."""

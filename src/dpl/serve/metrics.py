@@ -29,6 +29,13 @@ _OF_STREAM: dict[str, tuple[str, Callable[[Mapping[str, Any]], float]]] = {  # r
     "dpl_stream_unsaved_batches": ("Adapted batches a crash would lose", lambda s: s["unsaved_batches"]),
     "dpl_stream_adapted_batches": ("Batches that the stream adapted to", lambda s: s["adapted_batches"]),
     "dpl_stream_skipped_batches": ("Batches not adapted to because of load or storage", lambda s: s["skipped_batches"]),
+    "dpl_stream_estimated_accuracy": ("Estimated accuracy in percent", lambda s: s["estimate"]["accuracy"]),
+    "dpl_stream_estimated_low": ("Lower end of its 90 % interval", lambda s: s["estimate"]["low"]),
+    "dpl_stream_estimated_high": ("Upper end of its 90 % interval", lambda s: s["estimate"]["high"]),
+    "dpl_stream_estimated_source": (
+        "Estimated accuracy in percent of the source model on the same images",
+        lambda s: s["estimate"]["source"],
+    ),
 }
 
 
@@ -77,5 +84,6 @@ class Gauges(Collector):
         for name, (meaning, read) in _OF_STREAM.items():
             family = GaugeMetricFamily(name, meaning, labels=["stream"])
             for status in statuses:
-                family.add_metric([status["stream"]], read(status))
+                if "estimated" not in name or (status["estimate"] or {}).get("accuracy") is not None:
+                    family.add_metric([status["stream"]], read(status))
             yield family

@@ -153,6 +153,7 @@ class StreamStatus(BaseModel):
     drift: float = Field(description="relative change of the weights when last measured")
     last_adaptation: dict[str, Any]
     guard: dict[str, Any]
+    estimate: dict[str, Any] | None = Field(description="accuracy without labels, in percent; with --calibrate")
     snapshots: list[dict[str, Any]] | None = None
 
 

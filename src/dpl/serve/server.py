@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from dpl.core.errors import SettingError
 from dpl.data.transforms import Evaluation
 from dpl.model.adaptive import AdaptiveModel
@@ -14,14 +12,12 @@ from dpl.serve.engine import Engine
 from dpl.serve.images import RequestDecoder
 from dpl.serve.metrics import Gauges, Metrics
 from dpl.serve.middleware import Tokens
-from dpl.serve.session import ServerContext, SourceState, like_model, predicts_first
+from dpl.serve.session import ServerContext, SourceState, probe
 from dpl.serve.settings import ServeSettings
 from dpl.serve.store import StreamStore
 from dpl.serve.writer import Writer
 
 __all__ = ["Server", "open_server"]
-
-_PROBE_IMAGES = 8
 
 
 @dataclass(frozen=True)
@@ -67,41 +63,26 @@ def open_server(
     `make` returns a new adaptive model at each call, `shape` is the shape of one image, `names` are the class names.
     """
     models = [make() for _ in range(settings.live_models)]
-    first = all([_warm_up(model, shape) for model in models])
-    source = models[0].state_dict()
+    probes = [probe(model, shape) for model in models]
+    outputs, predicts_first = probes[0][0], all(first for _, first in probes)
+    if names and len(names) != outputs:
+        raise SettingError(f"{len(names)} class names for a network with {outputs} outputs; expected {outputs} names")
     about = {**_identity(models[0]), "input": list(shape)}
-    store = StreamStore(settings.state, about, settings.keep_snapshots)
-    metrics = Metrics()
+    store, metrics = StreamStore(settings.state, about, settings.keep_snapshots), Metrics()
     context = ServerContext(
         settings=settings,
-        source=SourceState(source),
+        source=SourceState(models[0].state_dict()),
         store=store,
         writer=Writer(store, metrics.note_written, settings.slow_disk),
         metrics=metrics,
         names=tuple(names),
-        first=first if settings.answer == "auto" else settings.answer == "first",
+        first=predicts_first if settings.answer == "auto" else settings.answer == "first",
     )
     engine = Engine(models, context, tokens.tenants if tokens else ("",))
     metrics.registry.register(Gauges(engine))
-    decoder = RequestDecoder(transform, shape, settings.max_batch, settings.max_pixels)
-    decoders = DecoderPool(decoder, settings)
-    about |= {"shape": list(shape), "classes": list(names), "answers_first": context.first,
-              "outputs": _outputs(names, models[0], shape)}  # fmt: skip
+    decoders = DecoderPool(RequestDecoder(transform, shape, settings.max_batch, settings.max_pixels), settings)
+    about |= {"shape": list(shape), "classes": list(names), "answers_first": context.first, "outputs": outputs}
     return Server(settings, engine, decoders, metrics, tokens, about)
-
-
-def _warm_up(model: AdaptiveModel, shape: tuple[int, ...]) -> bool:
-    """Run the model once, so that its classifier is found; return whether it predicts before it adapts."""
-    images = torch.rand(_PROBE_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
-    return predicts_first(model, images)
-
-
-def _outputs(names: Sequence[str], model: AdaptiveModel, shape: tuple[int, ...]) -> int:
-    """Return the number of classes; the names must be as many."""
-    outputs: int = model.predict(like_model(torch.zeros(1, *shape), model)).shape[1]
-    if names and len(names) != outputs:
-        raise SettingError(f"{len(names)} class names for a network with {outputs} outputs; expected {outputs} names")
-    return outputs
 
 
 def _identity(model: AdaptiveModel) -> dict[str, Any]:
@@ -111,6 +92,7 @@ def _identity(model: AdaptiveModel) -> dict[str, Any]:
         "method": model.method.info.name,
         "settings": model.stored_settings(),
         "guard": None if model.guard is None else vars(model.guard.settings),
+        "estimate": None if model.watch is None else vars(model.watch.settings),
         "classifier": model.network.classifier_name,
         "layout": "as_is",
     }

@@ -21,7 +21,9 @@ from dpl.serve.store import Kind, StateDifference, StreamSnapshot, StreamStore
 from dpl.serve.stream import Stream
 from dpl.serve.writer import Writer
 
-__all__ = ["BatchAnswer", "LiveModel", "ServerContext", "Session", "SourceState", "like_model", "predicts_first"]
+__all__ = ["BatchAnswer", "LiveModel", "ServerContext", "Session", "SourceState", "probe"]
+
+_PROBE_IMAGES = 8
 
 
 class SourceState:
@@ -131,7 +133,7 @@ class Session:
 
     def predict(self, images: Tensor) -> BatchAnswer:
         """Predict without adapting."""
-        model, images = self.live.model, like_model(images, self.live.model)
+        model, images = self.live.model, _like_model(images, self.live.model)
         excluded = {} if model.guard is None else model.guard.rows.examine(images).refused
         return _answer(_finite(model.predict(images)), excluded, {})
 
@@ -139,11 +141,12 @@ class Session:
         """Predict and adapt."""
         start, model, stream = time.monotonic(), self.live.model, self.stream
         counts = {} if model.guard is None else model.guard.counts
-        logits = self._step_or_recover(like_model(images, model))
+        logits = self._step_or_recover(_like_model(images, model))
         stream.last = {key: value for key, value in model.last.items() if isinstance(value, (bool, int, float, str))}
         stream.note_change()
         stream.steps += 1
         stream.adapted += bool(stream.last.get("updated", True))
+        stream.estimate = None if model.watch is None else model.estimate().as_dict()
         self._note_guard(counts)
         self.context.note_step(time.monotonic() - start)
         return _answer(logits, model.last.get("set_aside", {}), stream.last)
@@ -234,25 +237,25 @@ class Session:
         self.live.model.load_state_dict(self.context.source.restored(difference))
 
 
-def like_model(images: Tensor, model: AdaptiveModel) -> Tensor:
+def _like_model(images: Tensor, model: AdaptiveModel) -> Tensor:
     """Return images on the model's device, in its precision."""
     like = next(model.model.parameters())
     return images.to(like.device, like.dtype)
 
 
-def predicts_first(model: AdaptiveModel, images: Tensor) -> bool:
-    """Find out whether the output of a step is the prediction from before it, so that the server can respond first.
+def probe(model: AdaptiveModel, shape: tuple[int, ...]) -> tuple[int, bool]:
+    """Return the number of classes, and whether the output of a step is the prediction from before it.
 
-    Two steps are tried on `images`, then the model is reset. A try also works for methods of third parties.
+    If it is, the server can respond first. Two steps are tried, which also works for methods of third parties, and the
+    model is reset.
     """
-    if getattr(model.settings, "output", "before") != "before":
-        return False
-    images, same = like_model(images, model), True
+    images = _like_model(torch.rand(_PROBE_IMAGES, *shape, generator=torch.Generator().manual_seed(0)), model)
+    first = getattr(model.settings, "output", "before") == "before"
     for _ in range(2):
         before = model.predict(images)
-        same &= torch.allclose(before, model(images), rtol=1e-4, atol=1e-5)
+        first &= torch.allclose(before, model(images), rtol=1e-4, atol=1e-5)
     model.reset()
-    return same
+    return before.shape[1], first
 
 
 def _finite(logits: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ _journal.propagate = False
 
 
 class Stream:
-    """A stream. Only the one thread that runs its jobs changes the attributes from `seq` to `guard`."""
+    """A stream. Only the one thread that runs its jobs changes the attributes from `seq` to `estimate`."""
 
     def __init__(self, stream_id: str, events_kept: int) -> None:
         self.id = stream_id
@@ -47,6 +47,7 @@ class Stream:
         self.drift = 0.0
         self.last: dict[str, Any] = {}  # what the last adaptation did
         self.guard: dict[str, Any] = {}  # what the guard did with that batch, and in all
+        self.estimate: dict[str, Any] | None = None  # of the accuracy after that batch, where the stream is watched
         self.disk = 0  # bytes of the snapshots on disk
         self.used = time.time()
         self.jobs: deque[Job] = deque()
@@ -145,6 +146,7 @@ class Stream:
             "drift": self.drift,
             "last_adaptation": self.last,
             "guard": self.guard,
+            "estimate": self.estimate,
         }
 
 
