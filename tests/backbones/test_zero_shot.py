@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 import dpl
 from dpl.core.errors import ModelError, SettingError
-from dpl.core.extras import optional
 
 SCALE = 50.0
 
@@ -88,7 +87,7 @@ def test_an_encoder_of_another_width_is_refused():
 
 
 def test_open_clip_model_is_taken_without_its_text_encoder():
-    optional("torchvision", "bench")
+    pytest.importorskip("torchvision")
     open_clip = pytest.importorskip("open_clip", reason="open_clip_torch is not installed")
     torch.manual_seed(0)
     vision = {"layers": 1, "width": 16, "head_width": 8, "patch_size": 8, "image_size": 16}
@@ -106,7 +105,7 @@ def test_open_clip_model_is_taken_without_its_text_encoder():
 
 
 def test_transformers_model_is_taken():
-    optional("torchvision", "bench")
+    pytest.importorskip("torchvision")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -32,8 +31,7 @@ def test_the_package_imports_neither_timm_nor_torchvision():
     ],
 )
 def test_timm_networks_carry_their_own_normalisation(name, mean, pixels):
-    if find_spec("timm") is None:
-        pytest.skip("timm is not installed")
+    pytest.importorskip("timm")
     network = create(name, num_classes=7)
     assert isinstance(network, Normalized)
     assert network.mean.flatten().tolist() == pytest.approx(mean)
@@ -48,8 +46,7 @@ def test_timm_networks_carry_their_own_normalisation(name, mean, pixels):
 
 @pytest.mark.parametrize("name", ["vit_base_patch16_224", "mixer_b16_224"])
 def test_the_papers_large_networks_have_1000_classes_by_default(name):
-    if find_spec("timm") is None:
-        pytest.skip("timm is not installed")
+    pytest.importorskip("timm")
     with torch.device("meta"):  # shapes only: the values are 86 and 60 million numbers
         network = create(name, normalise="none")
     assert network.get_classifier().weight.shape == (1000, 768)
@@ -64,6 +61,7 @@ def test_torchvision_networks_have_a_prefix():
 
 
 def test_available_lists_all_and_obeys_a_pattern():
+    pytest.importorskip("timm")
     names = available()
     assert names[: len(OWN)] == list(OWN)
     assert len(names) == len(set(names))
@@ -90,6 +88,7 @@ def test_without_the_extras_our_own_remain(monkeypatch):
      ("§", "Built in: wrn28_10")],
 )  # fmt: skip
 def test_an_unknown_name_gets_the_nearest_one(name, hint):
+    pytest.importorskip("timm")
     with pytest.raises(SettingError, match=hint):
         create(name)
 
