@@ -268,8 +268,8 @@ def test_comparisons_take_a_set_share_of_the_time() -> None:
     for batch, _ in streams.iid("noise", 64 * 32, size=64):
         model(batch)
         seen.append(model.last["guard"]["signals"] is not None)
-    assert seen[:2] == [True, True], "a new stream is compared closely"
-    assert sum(seen[2:]) <= 0.2 * 30 * 3 / 4 + 1, "a step costs three passes, a comparison four"
+    assert all(seen[:4]), "a new stream is compared closely"
+    assert sum(seen[4:]) <= 0.2 * 28 * 3 / 4 + 4, "a step costs three passes, a comparison four; some were called for"
 
 
 @pytest.mark.parametrize("make", [frozen_model, lambda: dpl.adapt(streams.network(), "tent", guard=True)])

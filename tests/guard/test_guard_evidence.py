@@ -7,8 +7,8 @@ from dpl.guard import GuardSettings
 from dpl.guard.evidence import Evidence
 
 
-def found(difference: float, rows: int = 32, calibrated: float | None = None) -> Comparison:
-    return Comparison(rows, difference, 1.0, 0.9, 0.9, 5.0, 5.0, calibrated)
+def found(difference: float, rows: int = 32) -> Comparison:
+    return Comparison(rows, difference, 1.0, 0.9, 0.9, 5.0, 5.0)
 
 
 def evidence(**settings: float) -> Evidence:
@@ -41,16 +41,6 @@ def test_a_gain_makes_up_for_an_earlier_loss_and_no_more() -> None:
     assert made.lost == 0.0
     made.add(found(-0.5))
     assert made.shows_harm, "earlier gains are no credit"
-
-
-def test_labelled_data_can_only_add_doubt() -> None:
-    doubted, defended = evidence(), evidence()
-    for _ in range(20):
-        doubted.add(found(0.1, calibrated=-0.05))
-        defended.add(found(-0.1, calibrated=0.2))
-    assert doubted.shows_harm
-    assert defended.shows_harm
-    assert doubted.gained == 0.0
 
 
 @pytest.mark.parametrize("freezes", [1, 2, 3])

@@ -48,22 +48,22 @@ def test_the_guards_memory_belongs_to_the_stream(tmp_path: Path) -> None:
         for number in range(3):
             server.good("POST", "/v1/streams/bad/predict?adapt=wait", **raw(poisoned(number)))
             server.predict("good", number, adapt="wait")
-        assert server.settled("bad")["guard"]["counts"] == {"set_aside": 3, "trial_started": 1}
-        assert server.settled("good")["guard"]["counts"] == {"trial_started": 1}  # small batches: the source answers
+        assert server.settled("bad")["guard"]["counts"] == {"set_aside": 3}
+        assert server.settled("good")["guard"]["counts"] == {}
         model = adaptive(guard=True)
         for number in range(3):
             model(batch(number))
         assert_same_state(server.state("good"), model.state_dict())
     with live(tmp_path, guard=True) as server:
         server.good("POST", "/v1/streams/bad/predict?adapt=wait", **raw(poisoned(3)))
-        assert server.settled("bad")["guard"]["counts"] == {"set_aside": 4, "trial_started": 1}
+        assert server.settled("bad")["guard"]["counts"] == {"set_aside": 4}
 
 
 def freeze(server: Live, stream: str) -> None:
     """Spoil the classifier of a live stream, as a method gone wrong would."""
     live = next(s for s in server.server.engine.pool.models if s.stream and s.stream.id == stream)
     with torch.no_grad():
-        live.model.model.fc.bias += torch.linspace(0, 50, 10)
+        live.model.model.fc.bias.fill_(torch.inf)
     server.server.engine.find(stream).note_change()
 
 
@@ -75,7 +75,7 @@ def test_a_collapsed_stream_is_answered_by_the_source(tmp_path: Path) -> None:
         for number in range(1, 12):
             answer = server.predict("cam", number, adapt="wait", probabilities=True).json()
         acted = server.settled("cam")["guard"]["counts"]
-        assert acted.keys() & {"roll_back", "reset", "freeze"}
+        assert acted["freeze"] == 1
         wanted = source.predict(batch(11)).softmax(1)
         got = torch.tensor([row["probabilities"] for row in answer["predictions"]])
         assert (got.argmax(1) == wanted.argmax(1)).float().mean() >= 0.75

@@ -110,7 +110,7 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
 
 
 def test_a_guarded_model_comes_back_with_its_guard(tmp_path: Path) -> None:
-    model = dpl.adapt(network(), "tent", guard={"compare_every": 2})
+    model = dpl.adapt(network(), "tent", guard={"limit": 2})
     for i in range(20):
         model(images(8, seed=i))
     store = SnapshotStore(tmp_path)

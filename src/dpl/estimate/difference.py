@@ -35,7 +35,6 @@ class Comparison:
     source_firm: float  # the same for the source model
     classes: float  # effective number of classes in the adapted model's predictions
     source_classes: float  # the same for the source model
-    calibrated: float | None = None  # the difference by labelled source data, where there are any
 
 
 def compare(window: Window, rows: int, memory: int, settings: EstimateSettings) -> Comparison:

@@ -45,13 +45,14 @@ class Guard(Stateful):
     """Watches one adapting model; made by `dpl.adapt(..., guard=True)` and found at `model.guard`."""
 
     batches: int
-    usual_disagreement: float  # share of glanced images on which the models differ
-    glanced: float  # images in that share
+    disagreement: float  # share of images on which the models differed in the last look
+    glanced: int  # images that the source model also predicted since then
+    differing: int  # of these
 
     def __init__(self, settings: GuardSettings, watch: Watch) -> None:
         super().__init__()
         self.settings, self.watch = settings, watch
-        self.declare(batches=0, usual_disagreement=0.0, glanced=0.0)
+        self.declare(batches=0, disagreement=0.0, glanced=0, differing=0)
         self.rows, self.evidence = RowCheck(settings), Evidence(settings)
         self.event_log, self.good = EventLog(settings.log), SavedState()
         for name in ("rows", "evidence", "event_log", "good"):
@@ -171,22 +172,26 @@ class Guard(Stateful):
         return logits if all_finite([logits]) else self._freeze(state, images, "the model's output is not finite")
 
     def _is_suspicious(self, images: Tensor, logits: Tensor) -> bool:
-        """Say whether to compare this batch at once: much was lost lately, or the models disagree unusually."""
-        s, before, rows = self.settings, self.usual_disagreement, self.glanced
+        """Say whether to look at this batch: much was lost, or the models disagree more or less than in the last look.
+
+        For the second the source model predicts a few images of every batch.
+        """
+        s, expected = self.settings, self.disagreement
         if s.glance == 0:
             return self.evidence.is_suspicious
         asked, own = images[:: s.glance], logits[:: s.glance]
-        differ = float((self.source(asked).argmax(dim=1) != own.argmax(dim=1)).double().mean())
-        self.glanced = min(rows + len(asked), float(s.memory))
-        self.usual_disagreement += (differ - before) * len(asked) / self.glanced
-        deviation = math.sqrt(max(before * (1 - before), 1 / s.memory) / len(asked))
-        return self.evidence.is_suspicious or (rows > 0 and abs(differ - before) > s.surprise * deviation)
+        self.differing += int((self.source(asked).argmax(dim=1) != own.argmax(dim=1)).sum())
+        self.glanced += len(asked)
+        deviation = math.sqrt(max(expected * (1 - expected), 1 / s.memory) / self.glanced)
+        surprising = abs(self.differing / self.glanced - expected) > s.surprise * deviation
+        return surprising or self.evidence.is_suspicious
 
     def _look(self, state: ModelState, images: Tensor, logits: Tensor, source: Tensor | None = None) -> Comparison:
         """Compare the models on this batch and remember what it says."""
         self.watch.look(state, images, logits, source)
         found = self.watch.compare(len(images), self.settings.memory)
         self.evidence.add(found)
+        self.disagreement, self.glanced, self.differing = found.disagreement, 0, 0
         self.report["guard"]["signals"] = asdict(found) | {"lost": self.evidence.lost} | _adaptation_facts(state)
         return found
 

@@ -22,7 +22,7 @@ class GuardSettings(Checked):
     memory: int = setting(128, "images over which predicted classes are counted", low=8)
     share: float = setting(0.1, "time spent on comparisons, as a share of the time of adaptation", low=0, high=4)
     glance: int = setting(8, "in every batch, the source model predicts one image in N; 0 for none", low=0)
-    surprise: float = setting(3.0, "standard deviations of disagreement there that call for a comparison", low=0)
+    surprise: float = setting(3.0, "standard deviations of a change in disagreement that call for a comparison", low=0)
     freeze_rows: int = setting(512, "images after which a frozen model is tried again; doubles with each freeze", low=1)
     forget_after: int = setting(4096, "images without a freeze after which earlier ones are forgotten", low=1)
     max_peak_factor: float = setting(4.0, "images brighter than this many times the usual peak are excluded", low=1)
