@@ -22,12 +22,11 @@ class Evidence(Stateful):
     frozen: int
     freezes: int  # that are remembered
     rows: int  # images since the last change between the models
-    losing: int  # whether the last look showed a loss
 
     def __init__(self, settings: GuardSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.declare(lost=0.0, gained=0.0, frozen=0, freezes=0, rows=0, losing=0)
+        self.declare(lost=0.0, gained=0.0, frozen=0, freezes=0, rows=0)
 
     def count(self, rows: int) -> None:
         """Count the images of a batch; forget freezes that are long ago."""
@@ -38,7 +37,6 @@ class Evidence(Stateful):
     def add(self, found: Comparison) -> None:
         """Add a look."""
         at_most, at_least = (found.difference + sign * self.settings.allowance for sign in (1, -1))
-        self.losing = int(at_most < 0)
         self.lost = min(self.settings.limit, max(0.0, self.lost - found.rows * at_most))
         self.gained = max(0.0, self.gained + found.rows * at_least)
 
@@ -54,8 +52,8 @@ class Evidence(Stateful):
 
     @property
     def is_suspicious(self) -> bool:
-        """Say whether to look closely: the last look showed a loss, or much is lost."""
-        return bool(self.losing) or self.lost > self.settings.limit / 2
+        """Say whether to look closely: a quarter of the limit is lost."""
+        return self.lost > self.settings.limit / 4
 
     @property
     def shows_recovery(self) -> bool:
@@ -66,5 +64,5 @@ class Evidence(Stateful):
 
     def switch(self, frozen: bool) -> None:
         """Let the other model predict."""
-        self.frozen, self.lost, self.gained, self.rows, self.losing = int(frozen), 0.0, 0.0, 0, 0
+        self.frozen, self.lost, self.gained, self.rows = int(frozen), 0.0, 0.0, 0
         self.freezes += int(frozen)
