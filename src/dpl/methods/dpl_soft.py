@@ -39,7 +39,7 @@ __all__ = ["DPLSoft", "DPLSoftSettings", "DPLSoftTerm"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPLSoftSettings(GradientSettings, SupportSettings, norm="auto", lr=2e-4, scope="all"):
+class DPLSoftSettings(GradientSettings, SupportSettings, norm="auto", lr=5e-5, scope="all"):
     """Settings of soft DPL."""
 
     loss: Literal["soft", "star", "information", "entropy", "none"] = setting(
