@@ -77,7 +77,7 @@ def cases_of(config: Path) -> list[Cell]:
         stub.write_bytes(b"")
         for listed in ("imagenet_test_image_ids.txt", "imagenet_classes.txt"):
             (root / listed).write_bytes(b"")
-        with patch("dpl.bench.grid.fill_pattern", lambda pattern, words: stub):
+        with patch("dpl.bench.grid._weights", lambda *_: stub):
             return list(read_grid(config, FileLocations(root, root, config.parent)).cells)
 
 
