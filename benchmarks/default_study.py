@@ -108,9 +108,9 @@ def _by_stream(values: pd.DataFrame) -> str:
 
 def _protocol(rows: pd.DataFrame) -> str:
     units, images = len(rows), int(rows["n"].sum())
-    text = f"""*Measured 2026-11-18 by `benchmarks/default_study.py`.* {units} runs, {images:,} images, three seeds.
+    text = f"""*Measured 2026-11-18 by `benchmarks/default_study.py`.* {units} runs, {images:,} images, 3 seeds.
         PACS: EfficientNet-Lite0, 128 pixels, batches of 32, the whole 80 % of each target. CIFAR-10: ResNet-20, batches
-        of 200, 1,000 images with regenerated corruptions, severity 5. Intervals: bootstrap over streams, then seeds.
+        of 200, 1,000 images with regenerated corruptions, severity 5. Bootstrap over streams, then seeds.
         `matched` rows have another loss."""
     return _wrapped(text) + "\n\n```\n" + (__doc__ or "").split("\n\n", 1)[1].strip() + "\n```"
 
