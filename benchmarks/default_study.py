@@ -33,6 +33,7 @@ def collect(data: Path, weights: Path, store: Path) -> None:
         grid = read_grid(file, FileLocations(data, weights, file.parent))
         tables.append(frame(cell_rows(grid.cells, Store(store)))[COLUMNS])
     lines = pd.concat([*tables, pd.read_csv(DATA)]).round({"accuracy": 4, "confidence": 4})
+    lines["column"] = lines["column"].str.partition("@")[0]  # all corruptions have one severity
     lines.drop_duplicates(["section", "label", "column", "seed"]).to_csv(DATA, index=False)
 
 
