@@ -1,8 +1,9 @@
 """Write docs/results/claims.md, the ledger of the paper's claims, from stored benchmark runs.
 
-python benchmarks/claims.py STORE [--out docs/results/claims.md] [--compact FILE.json]
+python benchmarks/claims.py STORE [--compact docs/results/data/claims.json] [--keep docs/results/data/claims.json]
+python benchmarks/claims.py docs/results/data/claims.json
 
-The claims and the rows they compare are in claims.yaml; every number comes from the store.
+The claims and the rows they compare are in claims.yaml; every number comes from the store, or from mechanism.csv.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import json
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,48 @@ import numpy as np
 import pandas as pd
 import yaml
 from numpy.typing import NDArray
-from paired import Difference, difference
+from paired import Difference, estimate
 
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit, resolved_settings
 
 HERE = Path(__file__).parent
-STREAM = ("domains", "severities", "limit", "order", "protocol", "seed", "weights")  # what pairs two runs
-FIELDS = ("dataset", "batch_size", "limit")
+MECHANISM = HERE.parent / "docs/results/data/mechanism.csv"
+FIELDS = ("dataset", "batch_size", "limit", "network", "protocol")
 VERDICTS = ("confirmed", "contradicted", "too small to see", "partly run", "not run")
-UNITS = {"accuracy": "points", "ece": "points of ECE", "counts": "% of images", "seconds": "s an image"}
+UNITS = {
+    "accuracy": "points", "last": "points in the last quarter", "ece": "points of ECE", "counts": "% of images",
+    "separation": "% scatter between over within", "farther": "% of pairs above 50", "precision": "points of precision",
+}  # fmt: skip
+TARGETS = {"art_painting": "A", "cartoon": "C", "photo": "P", "sketch": "S"}
+Found = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Row -> stream and seed -> measure -> value."""
+
+
+# ---- What a run shows ----
 
 
 def measures(record: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], classes: int) -> dict[str, float]:
     """Return what a ledger can compare, of one finished unit."""
     label, prediction = arrays["label"].astype(int), arrays["prediction"].astype(int)
+    confidence, right = arrays["confidence"].astype(float), label == prediction
     counts = [np.bincount(values, minlength=classes) for values in (label, prediction)]
-    return {
-        "accuracy": 100 * float((label == prediction).mean()),
-        "ece": expected_calibration_error(arrays["confidence"].astype(float), label == prediction),
-        "counts": 100 * float(np.abs(counts[0] - counts[1]).sum() / 2 / len(label)),
-        "seconds": float(record["seconds_per_image"]),
+    place, sure = np.arange(len(label)) / len(label), confidence > 0.9
+    start, tail = place < 0.25, place >= 0.75
+    found = {
+        "accuracy": 100 * right.mean(),
+        "last": 100 * right[tail].mean(),
+        "ece": expected_calibration_error(confidence, right),
+        "counts": 100 * np.abs(counts[0] - counts[1]).sum() / 2 / len(label),
+        "confident": 100 * sure.mean(),
+        "precision_first": 100 * right[start & sure].mean() if (start & sure).any() else np.nan,
+        "precision": 100 * right[tail & sure].mean() if (tail & sure).any() else np.nan,
+        "seconds": 1000 * record["seconds_per_image"],
     }
+    if "surprise" in arrays:
+        found["nll"] = arrays["surprise"].astype(float).mean()
+    found |= {f"q{i}": 100 * part.mean() for i, part in enumerate(np.array_split(right, 4), 1)}
+    return {name: round(float(value), 3) for name, value in found.items() if np.isfinite(value)}
 
 
 def expected_calibration_error(confidence: NDArray[Any], right: NDArray[Any], bins: int = 15) -> float:
@@ -52,7 +73,8 @@ def expected_calibration_error(confidence: NDArray[Any], right: NDArray[Any], bi
 
 def is_row(unit: Unit, wanted: Mapping[str, Any]) -> bool:
     """Say whether a unit is a run of this row: the given settings, all others at their defaults."""
-    if unit.method != wanted["method"] or any(getattr(unit, name) != wanted[name] for name in FIELDS):
+    fields = {name: wanted[name] for name in FIELDS if name in wanted}
+    if unit.method != wanted["method"] or any(getattr(unit, name) != value for name, value in fields.items()):
         return False
     given = {key: value for key, value in wanted.items() if key not in (*FIELDS, "method")}
     full = resolved_settings(unit.method, given)
@@ -60,18 +82,41 @@ def is_row(unit: Unit, wanted: Mapping[str, Any]) -> bool:
 
 
 def gather(store: Store, ledger: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the measures of every row: row -> stream -> measure -> value."""
+    """Return the measures of every row."""
     rows = {
         label: ledger["defaults"][row["stream"]] | {key: value for key, value in row.items() if key != "stream"}
         for label, row in ledger["rows"].items()
+        if "stream" in row
     }
-    found: dict[str, dict[str, dict[str, float]]] = {label: {} for label in rows}
+    found: dict[str, dict[str, dict[str, float]]] = {label: {} for label in ledger["rows"]}
     for unit in store.units():
-        for label in [label for label, wanted in rows.items() if is_row(unit, wanted)]:
+        labels = [label for label, wanted in rows.items() if is_row(unit, wanted)]
+        if labels and unit.part != "outside":
             record = store.records(unit)[0]
-            stream = "|".join(str(getattr(unit, name)) for name in STREAM)
-            found[label][stream] = measures(record, store.predictions(unit), len(record["classes"]))
+            stream = f"{unit.dataset} {','.join(unit.domains)} {unit.limit or 'all'}|{unit.seed}"
+            values = measures(record, store.predictions(unit), len(record["classes"]))
+            for label in labels:
+                found[label][stream] = values
     return found
+
+
+def add_mechanism(found: dict[str, dict[str, dict[str, float]]], lines: pd.DataFrame) -> None:
+    """Add what benchmarks/mechanism.py measured."""
+    for line in lines.itertuples():
+        found.setdefault(line.row, {}).setdefault(f"{line.target}|{line.seed}", {})[line.measure] = line.value
+
+
+# ---- Effects and verdicts ----
+
+
+def table_of(found: Found, measure: str) -> pd.DataFrame:
+    """Return one measure: a line for each stream and seed, a column for each row."""
+    values = pd.DataFrame(
+        {row: {stream: m[measure] for stream, m in streams.items() if measure in m} for row, streams in found.items()},
+        dtype=float,
+    ).sort_index()
+    values.index = pd.MultiIndex.from_tuples([stream.rsplit("|", 1) for stream in values.index], names=["at", "seed"])
+    return values
 
 
 def effect_of(text: str, values: pd.DataFrame) -> Difference | None:
@@ -80,8 +125,8 @@ def effect_of(text: str, values: pd.DataFrame) -> Difference | None:
     total = pd.Series(0.0, index=values.index)
     for sign, label in zip(parts[1::2], parts[2::2], strict=True):
         total = total + (1 if sign == "+" else -1) * values[label]
-    pairs = pd.DataFrame({"effect": total, "zero": 0.0}).dropna()
-    return difference(pairs, "effect", "zero") if len(pairs) > 1 else None
+    pairs = total.dropna()
+    return estimate(pairs) if len(pairs) > 1 else None
 
 
 def verdict(effect: Difference, expect: str, margin: float) -> str:
@@ -103,25 +148,101 @@ def overall(verdicts: list[str], wanted: int) -> str:
     return "not run" if not verdicts else "confirmed" if len(verdicts) == wanted else "partly run"
 
 
-def write_ledger(ledger: Mapping[str, Any], found: Mapping[str, Any], origin: Mapping[str, str]) -> str:
-    """Return the page."""
-    claims, evidence, score = [], [], dict.fromkeys(VERDICTS, 0)
-    for number, claim in enumerate(ledger["claims"], 1):
+# ---- The page ----
+
+
+def judged(claims: Iterable[Mapping[str, Any]], found: Found, margin: float) -> tuple[list[str], list[str], list[str]]:
+    """Return the lines of the claims, the lines of their evidence, and the verdicts."""
+    lines, evidence, verdicts = list[str](), list[str](), list[str]()
+    for number, claim in enumerate(claims, 1):
         measure, expect = claim.get("measure", "accuracy"), claim.get("expect", "more")
-        values = pd.DataFrame(
-            {row: {s: m[measure] for s, m in streams.items()} for row, streams in found.items()}
-        ).sort_index()
+        values = table_of(found, measure)
         effects = {text: effect_of(text, values) for text in claim.get("effects", [])}
-        words = {text: verdict(effect, expect, ledger["margin"]) for text, effect in effects.items() if effect}
-        result = overall(list(words.values()), len(effects))
-        score[result] += 1
-        claims.append(f"| {number} | {claim['claim']} | {result} | {claim.get('not_run', UNITS[measure])} |")
+        words = {text: verdict(effect, expect, margin) for text, effect in effects.items() if effect}
+        verdicts.append(overall(list(words.values()), len(effects)))
+        note = claim.get("note", claim.get("not_run", ""))
+        lines.append(f"| {number} | {claim['claim']} | {verdicts[-1]} | {UNITS[measure]} | {note} |")
         for text, effect in effects.items():
             size = f"{effect} | {effect.pairs} | {effect.smallest:.1f} | {words[text]}" if effect else "not run | | |"
             evidence.append(f"| {number} | `{text}` | {size} |")
-    counted = {word.replace(" ", "_"): count for word, count in score.items()}
-    page = (HERE / "claims_page.md").read_text().format(margin=ledger["margin"], **counted, **origin)
-    return page.replace("CLAIMS", "\n".join(claims)).replace("EVIDENCE", "\n".join(evidence))
+    return lines, evidence, verdicts
+
+
+def paper_table(found: Found, table: Mapping[str, float | None]) -> list[str]:
+    """Return PACS by method: the paper's mean, ours with its interval, each target, and calibration."""
+    values = {name: table_of(found, name) for name in ("accuracy", "ece", "nll")}
+    lines = []
+    for row, printed in table.items():
+        if len(found.get(row, {})) < 2:
+            continue
+        accuracy = values["accuracy"][row].dropna()
+        targets = accuracy.groupby(lambda key: key[0].split()[1]).mean()
+        gain = "" if row == "source" else effect_of(f"{row} - source", values["accuracy"])
+        cells = [f"{targets.get(name, np.nan):.1f}" for name in TARGETS]
+        more = [f"{values['ece'][row].mean():.1f}", f"{values['nll'][row].mean():.2f}"]
+        shown = "" if printed is None else f"{printed:.1f}"
+        ours = estimate(accuracy)
+        mean = f"{ours.mean:.1f} [{ours.low:.1f}, {ours.high:.1f}]"
+        lines.append(f"| `{row}` | {shown} | {mean} | {gain} | {' | '.join(cells + more)} |")
+    return lines
+
+
+def condition_table(found: Found, rows: Iterable[str]) -> list[str]:
+    """Return by target how strong the source model is and what each method adds to it, overall and over the stream."""
+    lines = []
+    for name in TARGETS:
+        accuracy, sure = (
+            table[table.index.get_level_values(0) == f"pacs {name} all"]
+            for table in (table_of(found, "accuracy"), table_of(found, "confident"))
+        )
+        gains = [str(effect_of(f"{row} - source", accuracy) or "") for row in rows]
+        start = f"| {name} | {accuracy['source'].mean():.1f} | {sure['source'].mean():.0f}"
+        lines.append(f"{start} | {' | '.join(gains)} |")
+    return lines
+
+
+def quarter_table(found: Found, rows: Iterable[str]) -> list[str]:
+    """Return what each method adds to the source model in each quarter of the stream."""
+    tables = [table_of(found, f"q{i}") for i in range(1, 5)]
+    more = [table_of(found, name) for name in ("confident", "precision_first", "precision")]
+    lines = []
+    for row in rows:
+        gains = [str(effect_of(f"{row} - source", table) or "") for table in tables]
+        lines.append(f"| `{row}` | {' | '.join(gains)} | {' | '.join(f'{table[row].mean():.1f}' for table in more)} |")
+    return lines
+
+
+def setting_table(found: Found, rows: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the mean accuracy of each row and its paired difference to the first of its group."""
+    values = table_of(found, "accuracy")
+    lines = []
+    for base, others in rows.items():
+        for row in (base, *others):
+            if found.get(row):
+                gain = "" if row == base else effect_of(f"{row} - {base}", values) or ""
+                lines.append(f"| `{row}` | {values[row].mean():.1f} | {gain} | {values[row].count()} |")
+    return lines
+
+
+def write_ledger(ledger: Mapping[str, Any], found: Found, origin: Mapping[str, str]) -> str:
+    """Return the page."""
+    found = {label: found.get(label, {}) for label in ledger["rows"]} | dict(found)
+    claims, evidence, verdicts = judged(ledger["claims"], found, ledger["margin"])
+    own, own_evidence, own_verdicts = judged(ledger.get("own", []), found, ledger["margin"])
+    score = {word.replace(" ", "_"): verdicts.count(word) for word in VERDICTS}
+    score |= {f"own_{word.replace(' ', '_')}": own_verdicts.count(word) for word in VERDICTS}
+    page = (HERE / "claims_page.md").read_text().format(margin=ledger["margin"], **score, **origin)
+    tables = {
+        "OWN_EVIDENCE": own_evidence, "OWN_CLAIMS": own, "CLAIMS": claims, "EVIDENCE": evidence,
+        "TABLE1": paper_table(found, ledger.get("table1", {})),
+        "CONDITIONS": condition_table(found, ledger["compared"]) if "compared" in ledger else [],
+        "QUARTERS": quarter_table(found, ledger["compared"]) if "compared" in ledger else [],
+        "NOISE": setting_table(found, ledger.get("noise", {})),
+        "SETTINGS": setting_table(found, ledger.get("settings", {})),
+    }  # fmt: skip
+    for name, lines in tables.items():
+        page = page.replace(f"\n{name}\n", "\n" + "\n".join(lines) + "\n")
+    return page
 
 
 def origin_of() -> dict[str, str]:
@@ -131,20 +252,34 @@ def origin_of() -> dict[str, str]:
     return facts | {"date": datetime.date.today().isoformat(), "machine": f"{platform.machine()}, one thread"}
 
 
+def write_compact(path: Path, kept: Mapping[str, str], found: Found) -> None:
+    """Write the measures of each unit on a line of its own."""
+    rows = [
+        f"{json.dumps(row)}: {{\n" + ",\n".join(f"{json.dumps(s)}: {json.dumps(m)}" for s, m in sorted(units.items()))
+        + "\n}" for row, units in found.items()
+    ]  # fmt: skip
+    head = json.dumps(kept, indent=0, sort_keys=True).rstrip("}\n")
+    path.write_text(head + ',\n"rows": {\n' + ",\n".join(rows) + "\n}\n}\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("store", type=Path, help="store of `dpl bench`, or a compact file written before")
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs/results/claims.md")
     parser.add_argument("--compact", type=Path, help="also write the measures of each unit, small enough to keep")
+    parser.add_argument("--keep", type=Path, help="a compact file whose units stay where the store has none")
     options = parser.parse_args()
     ledger = yaml.safe_load((HERE / "claims.yaml").read_text())
     if options.store.is_file():
         kept = json.loads(options.store.read_text())
+        found = kept.pop("rows")
     else:
-        kept = origin_of() | {"rows": gather(Store(options.store), ledger)}
-    found = kept.pop("rows")
+        kept, found = origin_of(), gather(Store(options.store), ledger)
+        add_mechanism(found, pd.read_csv(MECHANISM))
+        earlier = json.loads(options.keep.read_text())["rows"] if options.keep else {}
+        found = {row: {**earlier.get(row, {}), **units} for row, units in found.items()}
     if options.compact:
-        options.compact.write_text(json.dumps(kept | {"rows": found}, indent=0, sort_keys=True) + "\n")
+        write_compact(options.compact, kept, found)
     options.out.write_text(write_ledger(ledger, found, kept))
 
 

@@ -1,14 +1,18 @@
 """Paired differences between two rows of a benchmark: same source model, same images, same order.
 
-A pair is one stream with one seed. The interval is the percentile bootstrap over pairs.
+A pair is one stream with one seed. Seeds of one stream are not independent of each other, so the bootstrap draws
+streams first and then seeds of each. With few pairs a bootstrap is too narrow: then Student's t stands in.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from scipy.stats import t as student
 
 RESAMPLES = 10_000
+FEW = 6  # pairs below which the interval is Student's
 POWER = 2.8  # standard errors: an effect of this size is found in 80 % of studies, at 5 % two-sided
 
 
@@ -33,13 +37,35 @@ class Difference:
 
 def difference(values: pd.DataFrame, label: str, other: str) -> Difference:
     """Return `label` minus `other` over all streams and seeds that both have; `values` has a column for each label."""
-    pairs = (values[label] - values[other]).dropna().to_numpy()
+    pairs = (values[label] - values[other]).dropna()
     if len(pairs) == 0:
         raise ValueError(f"{label} and {other} have no stream in common")
-    drawn = np.random.default_rng(0).integers(0, len(pairs), (RESAMPLES, len(pairs)))
-    low, high = np.quantile(pairs[drawn].mean(axis=1), [0.025, 0.975])
-    error = pairs.std(ddof=1) / np.sqrt(len(pairs)) if len(pairs) > 1 else np.nan
-    return Difference(float(pairs.mean()), float(low), float(high), len(pairs), float(POWER * error))
+    return estimate(pairs)
+
+
+def estimate(values: pd.Series) -> Difference:
+    """Return the mean of paired values and its interval; the last level of the index is the seed."""
+    streams = [group.to_numpy() for _, group in values.groupby(level=list(range(values.index.nlevels - 1)))]
+    mean, count = float(np.mean([seeds.mean() for seeds in streams])), len(values)
+    if count < FEW:
+        error = float(values.std(ddof=1)) / np.sqrt(count) if count > 1 else np.nan
+        wide, power = student.ppf([0.975, 0.8], max(count - 1, 1))
+        return Difference(mean, mean - wide * error, mean + wide * error, count, float((wide + power) * error))
+    drawn = _resampled(streams)
+    scale = np.sqrt(len(streams) / (len(streams) - 1)) if len(streams) > 1 else 1.0  # few streams vary too little
+    low, high = mean + scale * (np.quantile(drawn, [0.025, 0.975]) - mean)
+    return Difference(mean, float(low), float(high), count, float(POWER * scale * drawn.std()))
+
+
+def _resampled(streams: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return means of resamples: streams drawn with replacement, then seeds within each."""
+    random = np.random.default_rng(0)
+    total = np.zeros(RESAMPLES)
+    for _ in streams:
+        chosen = random.integers(0, len(streams), RESAMPLES)
+        means = [s[random.integers(0, len(s), (RESAMPLES, len(s)))].mean(axis=1) for s in streams]
+        total += np.stack(means)[chosen, np.arange(RESAMPLES)]
+    return total / len(streams)
 
 
 def by_label(rows: pd.DataFrame, figure: str = "accuracy") -> pd.DataFrame:
