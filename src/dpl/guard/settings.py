@@ -17,7 +17,7 @@ class GuardSettings(Checked):
 
     owner: ClassVar[str] = "guard "
 
-    limit: float = setting(8.0, "estimated predictions lost, beyond the allowance, at which the guard acts", low=0)
+    limit: float = setting(8.0, "estimated predictions lost, beyond the allowance, at which the guard acts", low=1)
     allowance: float = setting(0.03, "share of the predictions that may be lost without being counted", low=0, high=1)
     memory: int = setting(128, "images over which predicted classes are counted", low=8)
     share: float = setting(0.1, "time spent on comparisons, as a share of the time of adaptation", low=0, high=4)
