@@ -44,6 +44,12 @@ def test_the_estimate_is_near_the_truth(shift: str) -> None:
     assert found.rows >= 256
 
 
+@pytest.mark.parametrize("accuracy", [0.0, 0.0005, 0.5, 0.9995, 1.0])
+def test_the_interval_holds_the_estimate(accuracy: float) -> None:
+    low, high = watched().watch.home.interval(accuracy, 200)
+    assert 0 <= low <= accuracy <= high <= 1
+
+
 def test_a_broken_model_is_shown_far_below_the_source_model() -> None:
     model = watched()
     truth = play(model, streams.correlated("noise", 32 * 30))

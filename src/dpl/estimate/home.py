@@ -62,7 +62,7 @@ class Home(Stateful):
         """Return the 90 % interval: conformal in probits, wider where fewer images were seen than in calibration."""
         middle = bounded_probit(accuracy, rows)
         width = self.error * max(1.0, (self.window / rows) ** 0.5)
-        return share_of(middle - width), share_of(middle + width)
+        return min(accuracy, share_of(middle - width)), max(accuracy, share_of(middle + width))
 
     @torch.no_grad()
     def measure(self, predict: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]]) -> None:
