@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 import dpl
 from data.make import make_folder
 from dpl.backbones import create
+from dpl.bench import Store
 from dpl.cli import main
 from dpl.core.extras import import_object
 
@@ -29,6 +30,16 @@ from dpl.methods.tent import Tent
 @register("{name}", paper="none", updates="affine", passes="1 forward, 1 backward")
 class {kind}(Tent):
     "TENT under another name."
+"""
+EXPERIMENT = """
+dataset: folder
+domains: [photos/mine]
+protocol: continual
+network: ownnet:build
+weights: w.safetensors
+transform: square 32
+batch_size: 4
+methods: {own: {method: "placed:Placed"}, with DPL: {method: "placed:Placed+dpl", dpl_confidence: 0.3}}
 """
 
 
@@ -65,6 +76,29 @@ def test_own_network_and_method_by_import_path(here: Path) -> None:
     done = run(here, "adapt", *words, "--import", "ownmethod", "--method", "mine")
     assert done.returncode == 0, done.stderr
     assert "method mine" in done.stdout
+
+
+def test_an_experiment_file_names_own_parts_by_their_place(here: Path) -> None:
+    (here / "placed.py").write_text(METHOD.format(name="placed", kind="Placed"))
+    save_file(create("ownnet:build").state_dict(), "w.safetensors")
+    (here / "own.yaml").write_text(EXPERIMENT)
+    done = run(here, "bench", "own.yaml", "--data", ".", "--out", "runs", "--workers", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = list(Store(here / "runs").rows())
+    assert sorted(row["method"] for row in rows) == ["placed:Placed", "placed:Placed+dpl"]
+    assert all(row["updates"] == 3 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:Mine", "cannot be imported: No module named 'no_such_module'"),
+        ("ownnet:seven", "is no method: expected a class with the decorator @register"),
+    ],
+)
+def test_what_is_no_method_is_named(here: Path, name: str, message: str) -> None:
+    with pytest.raises(dpl.SettingError, match=message):
+        dpl.adapt(create("debug_cnn"), name)
 
 
 def test_entry_points_are_found(here: Path) -> None:

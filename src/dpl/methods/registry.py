@@ -7,7 +7,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dpl.core.errors import SettingError, did_you_mean
-from dpl.core.extras import entry_points
+from dpl.core.extras import entry_points, import_object
 
 if TYPE_CHECKING:
     from dpl.methods.base import Method
@@ -49,14 +49,29 @@ def register(name: str, *, paper: str, updates: str, passes: str, **needs: Any) 
 
 
 def get_method(name: str) -> type["Method[Any]"]:
-    """Return the class of the named method; `X+dpl` adds the loss of `dpl`, or of another of its family, to X."""
+    """Return the class of the named method; `X+dpl` adds the loss of `dpl`, or of another of its family, to X.
+
+    A method of the user's own may also be named by its place: `package.module:Class`.
+    """
     _load_all()
+    base, plus, added = name.partition("+")
+    if ":" in base:
+        base = _registered_name(base)
+        name = base + plus + added
     if name in _methods:
         return _methods[name]
-    base, plus, added = name.partition("+")
     if plus and base in _methods and added in _methods:
         return import_module("dpl.methods.compose").with_added_loss(base, added)  # type: ignore[no-any-return]
     raise SettingError(f"unknown method {name!r}. {did_you_mean(name, _methods)}")
+
+
+def _registered_name(place: str) -> str:
+    """Import a method class and return the name that it registered."""
+    found = import_object(place)
+    name = getattr(getattr(found, "info", None), "name", None)
+    if _methods.get(name) is not found:
+        raise SettingError(f"{place!r} is no method: expected a class with the decorator @register")
+    return str(name)
 
 
 def list_methods() -> list[str]:
