@@ -11,10 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pandas as pd
-from paired import by_label, difference
-
-from dpl.bench import FileLocations, Store, read_grid
-from dpl.bench.tables import cell_rows, frame
+from paired import by_label, difference, finished_runs
 
 ROOT = Path(__file__).parents[1]
 FILES = ("soft_pacs", "soft_cifar")
@@ -27,13 +24,8 @@ SHUFFLED = ("pacs", "shuffled")
 
 def collect(data: Path, weights: Path, store: Path) -> None:
     """Write one line for each finished run; lines of earlier runs stay where the store has none."""
-    tables = []
-    for name in FILES:
-        file = next(ROOT.rglob(f"configs/{name}.yaml"))
-        grid = read_grid(file, FileLocations(data, weights, file.parent))
-        tables.append(frame(cell_rows(grid.cells, Store(store)))[COLUMNS])
-    lines = pd.concat([*tables, pd.read_csv(DATA)]).round({"accuracy": 4, "confidence": 4})
-    lines["column"] = lines["column"].str.partition("@")[0]  # all corruptions have one severity
+    tables = [finished_runs(name, data, weights, store, COLUMNS) for name in FILES]
+    lines = pd.concat([*tables, pd.read_csv(DATA)])
     lines.drop_duplicates(["section", "label", "column", "seed"]).to_csv(DATA, index=False)
 
 

@@ -258,6 +258,10 @@ def score(out: Path, target: Path) -> None:
         for start in range(0, len(arrays["labels"]) - WINDOW // 2 + 1, WINDOW):
             window = {key: value[start : start + WINDOW] for key, value in arrays.items()}
             found.setdefault((part, group(run)), []).append(score_window(window, source))
+    for (part, kind), windows in list(found.items()):
+        if part != "design":
+            found.setdefault(("held out", kind), []).extend(windows)
+            found.setdefault(("held out", "all"), []).extend(windows)
     rows = [summary(part, kind, windows) for (part, kind), windows in found.items()]
     about = {"window": WINDOW, "labelled": HOME, "torch": torch.__version__} | origin() | {"rows": rows}
     target.write_text(json.dumps(about, indent=1) + "\n")

@@ -5,11 +5,16 @@ streams first and then seeds of each. With few pairs a bootstrap is too narrow: 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import t as student
+
+from dpl.bench import FileLocations, Store, read_grid
+from dpl.bench.section import SHIPPED
+from dpl.bench.tables import cell_rows, frame
 
 RESAMPLES = 10_000
 FEW = 6  # pairs below which the interval is Student's
@@ -66,6 +71,15 @@ def _resampled(streams: list[NDArray[np.float64]]) -> NDArray[np.float64]:
         means = [s[random.integers(0, len(s), (RESAMPLES, len(s)))].mean(axis=1) for s in streams]
         total += np.stack(means)[chosen, np.arange(RESAMPLES)]
     return total / len(streams)
+
+
+def finished_runs(name: str, data: Path, weights: Path, store: Path, columns: list[str]) -> pd.DataFrame:
+    """Return one line for each finished run of a shipped experiment file."""
+    file = SHIPPED / f"{name}.yaml"
+    grid = read_grid(file, FileLocations(data, weights, file.parent))
+    lines = frame(cell_rows(grid.cells, Store(store)))[columns].round({"accuracy": 4, "confidence": 4})
+    lines["column"] = lines["column"].str.partition("@")[0]  # all corruptions have one severity
+    return lines
 
 
 def by_label(rows: pd.DataFrame, figure: str = "accuracy") -> pd.DataFrame:

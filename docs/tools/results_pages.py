@@ -31,6 +31,7 @@ _PARTS = {
     "design": "ResNet-20, CIFAR-10 (design)",
     "resnet56": "ResNet-56, CIFAR-10",
     "cifar100": "ResNet-32, CIFAR-100",
+    "held out": "both of these",
 }
 
 

@@ -12,7 +12,7 @@ from abuse import streams
 from abuse.subjects import adapted as adapted_model
 from abuse.subjects import methods
 from dpl.core.errors import SettingError
-from dpl.estimate.signals import Signals, Window, accuracies
+from dpl.estimate.signals import Accuracies, Signals, Window, accuracies
 from parity.tiny import source_images
 
 
@@ -48,6 +48,15 @@ def test_the_estimate_is_near_the_truth(shift: str) -> None:
 def test_the_interval_holds_the_estimate(accuracy: float) -> None:
     low, high = watched().watch.home.interval(accuracy, 200)
     assert 0 <= low <= accuracy <= high <= 1
+
+
+def test_the_worse_model_is_bounded_by_agreement() -> None:
+    assert Accuracies(adapted=0.7, source=0.5, agreement=0.4).shown == (0.7, 0.4)
+    right = Accuracies(adapted=0.7, source=1.0, agreement=0.4).shown  # where they differ, it can only be wrong
+    assert right == (0.4, 1.0)
+    both_poor, source = Accuracies(adapted=0.25, source=0.3, agreement=0.1).shown
+    assert 0.1 < both_poor < 0.25
+    assert source == 0.3
 
 
 def test_a_broken_model_is_shown_far_below_the_source_model() -> None:

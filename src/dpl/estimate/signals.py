@@ -22,6 +22,7 @@ from dpl.estimate.transport import assigned_probability
 __all__ = ["Accuracies", "Signals", "Window", "accuracies", "bounded_probit", "share_of", "source_accuracy"]
 
 _NORMAL = NormalDist()
+_RIGHT_ELSEWHERE = 0.25  # of the predictions that differ from those of a source model that is always wrong
 _SAME = 3.0  # logits whose scales differ by less than this factor are taken as they are
 
 
@@ -64,10 +65,15 @@ class Accuracies(NamedTuple):
 
     @property
     def shown(self) -> tuple[float, float]:
-        """Adapted and source accuracy; the worse model is right at most about where both agree."""
-        if self.difference < 0:
-            return min(self.adapted, self.agreement), self.source
-        return self.adapted, min(self.source, self.agreement)
+        """Adapted and source accuracy, the worse one bounded by what it can have where predictions differ.
+
+        What the source model has right, the adapted one started with: a worse source model is right where both agree.
+        A worse adapted model may also be right elsewhere, the more so, the more often the source model is wrong.
+        """
+        if self.difference >= 0:
+            return self.adapted, min(self.source, self.agreement)
+        elsewhere = _RIGHT_ELSEWHERE * (1 - self.agreement) * (1 - self.source) ** 2
+        return min(self.adapted, self.agreement + elsewhere), self.source
 
 
 def accuracies(window: Window, home: Signals, anchor: float = 1.0) -> Accuracies:
