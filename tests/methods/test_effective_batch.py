@@ -74,7 +74,7 @@ def test_a_stream_may_become_sorted_late() -> None:
 
 def test_the_share_follows_the_effective_size() -> None:
     rule = AutoBlend()
-    assert [round(float(rule.share(n)), 2) for n in (200, 32, 8)] == [0.61, 0.20, 0.06]
+    assert [round(float(rule.share(n)), 2) for n in (200, 32, 8, 1)] == [0.61, 0.20, 0.20, 0.20]
     rule.rho = torch.tensor(1.0)
     assert float(rule.share(200)) == pytest.approx(1 / 129)
 

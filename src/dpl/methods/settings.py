@@ -20,7 +20,12 @@ class Settings(Checked):
         "'median' (MedBN), 'unmix' (UnMix-TNS), 'renorm' (DELTA), "
         "the batch's share in a blend, or 'auto' (that share by the effective size of the batch)",
     )
-    norm_prior: float = setting(128, "with norm='auto': images that the source statistics count for", low=0, later=True)
+    norm_prior: float = setting(
+        128,
+        "with norm='auto': images that the source statistics count for, fewer below batches of 32",
+        low=0,
+        later=True,
+    )
     seed: int = setting(0, "seed of the method's own random generator", low=0)
 
     def __post_init__(self) -> None:

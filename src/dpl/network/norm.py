@@ -30,6 +30,7 @@ Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a
 # stand for also has `target_share(count)`: the share in them of the statistics of batches of `count` images, the rest
 # being the running ones (`dpl.model.export`).
 Rule = Callable[[_BatchNorm, Forward, Tensor, "NormControl"], Tensor]
+_SMALL = 32  # images of a batch below which its share stays
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,15 @@ class MedianStatistics(BatchRule):
 class AutoBlend:
     """A blend whose share follows the effective size of the batch (`norm="auto"`).
 
-        n_e = n / (1 + (n - 1) rho),   share = n_e / (n_e + prior)
+        n_e = n / (1 + (n - 1) rho),   share = n_e / (n_e + prior min(1, n / 32))
 
     rho says how much more alike the images of a batch are than any two images; dpl.methods.parts.effective_batch
-    measures it. Every network that holds the rule follows it. Nothing is read on the host.
+    measures it. Mixed batches below 32 have the share of one of 32: even the statistics of one image, in so small a
+    share, mend more of a shift than they cost. Every network that holds the rule follows it. Nothing is read on the
+    host.
     """
 
-    prior: float = 128  # images that the source statistics count for
+    prior: float = 128  # images that the source statistics count for, beside a batch of 32 or more
     rho: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     def effective_size(self, count: int) -> Tensor:
@@ -172,7 +175,7 @@ class AutoBlend:
     def share(self, count: int) -> Tensor:
         """The share of batch statistics for a batch of `count` images."""
         effective = self.effective_size(count)
-        return effective / (effective + self.prior)
+        return effective / (effective + self.prior * min(1.0, count / _SMALL))
 
     def target_share(self, count: int) -> float:
         """The share that such a batch has now; reads it on the host."""

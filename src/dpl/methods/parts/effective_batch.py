@@ -11,7 +11,7 @@ vectors of some images of each batch:
 A shuffled stream has rho = 0, one sorted by class a rho near 1. The term with the root is two standard errors of F:
 chance alone must not count.
 
-`AutoBlend` takes the share n_e / (n_e + 128) of batch statistics, and the learning rate is multiplied by
+`AutoBlend` takes the share n_e / (n_e + 128 min(1, n / 32)) of batch statistics, and the learning rate is multiplied by
 min(1, n_e / 32): a small batch has a noisy gradient, and takes more steps for the same images. When rho first becomes
 positive, everything learnt before is dropped: it was learnt from batches that looked mixed.
 """
