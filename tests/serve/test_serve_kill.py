@@ -2,10 +2,15 @@
 
 import json
 import resource
+import signal
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import httpx
+import pytest
 from live import Process, adaptive, assert_same_state, batch, raw, wait_for
 
 from dpl.serve.store import StreamStore
@@ -107,6 +112,44 @@ def _disk_fails_for_a_while(http: httpx.Client, server: Process) -> None:
     wait_for(lambda: http.get("/healthz").json()["status"] == "degraded")
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limits)
     wait_for(lambda: http.get("/healthz").json()["status"] == "ok")
+
+
+HANGS = """
+import time, torch
+def sleep(layer, inputs):
+    if isinstance(layer, torch.nn.Conv2d) and len(inputs[0]) == 7:
+        time.sleep(1000)
+torch.nn.modules.module.register_module_forward_pre_hook(sleep)
+"""  # in a network that sleeps over every batch of seven images
+
+
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)])
+def test_a_step_that_hangs_delays_no_stop_and_costs_no_other_stream(
+    tmp_path: Path, number: signal.Signals, workers: int
+) -> None:
+    options = ["--stop-seconds", "4", "--workers", str(workers), "--snapshot-every", "1000", "--latency-budget", "60"]
+    server = Process(tmp_path, *options, prelude=HANGS)
+    with ThreadPoolExecutor() as threads, httpx.Client(base_url=server.url, timeout=60) as http:
+        try:
+            for step, stream in product(range(3), STREAMS):
+                http.post(f"/v1/streams/{stream}/predict?adapt=wait", **raw(batch(step))).raise_for_status()
+            stuck = [threads.submit(http.post, "/v1/streams/stuck/predict", **raw(batch(3, 7))) for _ in range(2)]
+            wait_for(lambda: http.get("/v1/streams/stuck").json().get("waiting") == 2)
+            start = time.monotonic()
+            server.process.send_signal(number)
+            server.process.wait(30)
+            seconds = time.monotonic() - start
+        finally:
+            server.kill()
+    assert seconds < 5
+    assert [(answer.result().status_code, answer.result().headers["Retry-After"]) for answer in stuck] == [
+        (503, "5")
+    ] * 2
+    assert "Traceback" not in (tmp_path / "log.txt").read_text()
+    for stream in STREAMS:
+        seq, state = state_of(tmp_path, stream)
+        assert seq == 3
+        assert_same_state(state, after(3))
 
 
 def test_wrong_options_end_with_one_line(tmp_path: Path, capsys) -> None:

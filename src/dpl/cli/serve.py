@@ -2,8 +2,8 @@
 
 import argparse
 import dataclasses
+import faulthandler
 import logging
-import math
 import signal
 import socket
 import sys
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, get_args
 
 from dpl.cli.console import print_json, warn
@@ -276,9 +277,19 @@ def _serve(args: argparse.Namespace, place: socket.socket, server: "Server") -> 
         access_log=False,
         server_header=False,
         timeout_keep_alive=15,
-        timeout_graceful_shutdown=math.ceil(settings.stop_seconds / 2),
+        timeout_graceful_shutdown=int(settings.stop_seconds / 2),  # the other half is for the disk
         h11_max_incomplete_event_size=settings.max_header,
         ssl_certfile=args.tls_cert,
         ssl_keyfile=args.tls_key,
     )
-    uvicorn.Server(config).run(sockets=[place])
+
+    class Runner(uvicorn.Server):
+        """Keeps the time of a stop even if a step hangs: nothing can end its thread, and the process waits for it."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if not self.should_exit:
+                server.engine.begin_stop()
+                faulthandler.dump_traceback_later(max(settings.stop_seconds, 1.0), exit=True)
+            super().handle_exit(sig, frame)
+
+    Runner(config).run(sockets=[place])

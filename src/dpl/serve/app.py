@@ -204,8 +204,11 @@ class _Routes:
             result = asyncio.wrap_future(job.future)
             try:
                 await asyncio.wait({result}, timeout=timeout)
-            except asyncio.CancelledError:  # the client has left
-                if not self._engine.cancel(stream, job):
+            except asyncio.CancelledError:  # the client has left, or the time of a stop runs out
+                dropped = self._engine.cancel(stream, job)
+                if not self._engine.accepting:
+                    raise Overloaded(503, "the server is stopping", 5) from None
+                if not dropped:
                     await asyncio.wait({result})
                 raise
             if not result.done() and self._engine.cancel(stream, job):

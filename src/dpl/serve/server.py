@@ -45,7 +45,7 @@ class Server:
 
     def close(self) -> None:
         """Finish the queued jobs and write every stream to disk, as far as there is time."""
-        self.engine.stop(self.settings.stop_seconds)
+        self.engine.stop()
         self.decoders.close()
 
 
