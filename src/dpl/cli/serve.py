@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import faulthandler
+import hashlib
 import logging
 import signal
 import socket
@@ -197,7 +198,19 @@ def _server(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens
     if args.threads is not None:
         torch.set_num_threads(whole_number("--threads", args.threads, 1))
     make, transform, size, names = _source(args)
-    return open_server(make, transform, (3, size, size), settings, names=names, tokens=tokens)
+    identity = {"source_images": _digest(args.source)} if args.source else {}
+    return open_server(make, transform, (3, size, size), settings, names=names, tokens=tokens, identity=identity)
+
+
+def _digest(folder: Path) -> str:
+    """Identify a folder of images by names and sizes: a copy elsewhere is the same, and no file has to be read."""
+    from dpl.data import open_folder
+
+    images = open_folder(folder)
+    files = sorted(Path(images.location(index)) for index in range(len(images)))
+    sizes = [file.stat().st_size if file.exists() else 0 for file in files]  # a link may lead nowhere
+    lines = (f"{file.relative_to(folder).as_posix()} {size}\n" for file, size in zip(files, sizes, strict=True))
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _source(args: argparse.Namespace) -> "tuple[Callable[[], AdaptiveModel], Evaluation, int, tuple[str, ...]]":
