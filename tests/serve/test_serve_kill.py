@@ -3,11 +3,14 @@
 import json
 import resource
 import signal
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from itertools import product
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -150,6 +153,31 @@ def test_a_step_that_hangs_delays_no_stop_and_costs_no_other_stream(
         seq, state = state_of(tmp_path, stream)
         assert seq == 3
         assert_same_state(state, after(3))
+
+
+def test_few_open_files_and_for_a_while_no_memory(tmp_path: Path) -> None:
+    """As after `ulimit -n 64`, and with no more address space than the process has."""
+    files = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    server = Process(tmp_path, "--latency-budget", "60", "--max-batch", "1024", prelude=files)
+    address = (urlsplit(server.url).hostname, urlsplit(server.url).port)
+    with ExitStack() as stack, httpx.Client(base_url=server.url, timeout=60) as http:
+        try:
+            for _ in range(80):
+                stack.enter_context(socket.create_connection(address))
+            path, limits = f"/v1/streams/{STREAMS[0]}", resource.prlimit(server.process.pid, resource.RLIMIT_AS)
+            http.post(f"{path}/predict?adapt=wait", **raw(batch(0))).raise_for_status()
+            used = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.prlimit(server.process.pid, resource.RLIMIT_AS, (used, limits[1]))
+            with suppress(httpx.RemoteProtocolError):  # refused while the body is read, or in the step
+                answer = http.post(f"{path}/predict?adapt=wait", **raw(batch(1, 1024)))
+                assert answer.status_code == 500
+            resource.prlimit(server.process.pid, resource.RLIMIT_AS, limits)
+            http.post(f"{path}/predict?adapt=wait", **raw(batch(1))).raise_for_status()
+            assert http.get("/healthz").json()["status"] == "ok"
+            server.stop()
+        finally:
+            server.kill()
+    assert_same_state(state_of(tmp_path, STREAMS[0])[1], after(2))
 
 
 def test_wrong_options_end_with_one_line(tmp_path: Path, capsys) -> None:
