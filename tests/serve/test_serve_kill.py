@@ -126,25 +126,28 @@ torch.nn.modules.module.register_module_forward_pre_hook(sleep)
 """  # in a network that sleeps over every batch of seven images
 
 
-@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)])
+@pytest.mark.parametrize(("number", "workers", "waiting"), [(signal.SIGTERM, 1, 2), (signal.SIGINT, 2, 1)])
 def test_a_step_that_hangs_delays_no_stop_and_costs_no_other_stream(
-    tmp_path: Path, number: signal.Signals, workers: int
+    tmp_path: Path, number: signal.Signals, workers: int, waiting: int
 ) -> None:
+    """Before the time of the request that waits behind the step is over, or after that."""
     options = ["--stop-seconds", "4", "--workers", str(workers), "--snapshot-every", "1000", "--latency-budget", "60"]
+    options += ["--timeout", "6"]
     server = Process(tmp_path, *options, prelude=HANGS)
     with ThreadPoolExecutor() as threads, httpx.Client(base_url=server.url, timeout=60) as http:
         try:
             for step, stream in product(range(3), STREAMS):
                 http.post(f"/v1/streams/{stream}/predict?adapt=wait", **raw(batch(step))).raise_for_status()
             stuck = [threads.submit(http.post, "/v1/streams/stuck/predict", **raw(batch(3, 7))) for _ in range(2)]
-            wait_for(lambda: http.get("/v1/streams/stuck").json().get("waiting") == 2)
+            for count in range(2, waiting - 1, -1):
+                wait_for(lambda count=count: http.get("/v1/streams/stuck").json().get("waiting") == count)
             start = time.monotonic()
             server.process.send_signal(number)
             server.process.wait(30)
             seconds = time.monotonic() - start
         finally:
             server.kill()
-    assert seconds < 5
+    assert seconds < 8  # a busy machine may add some
     assert [(answer.result().status_code, answer.result().headers["Retry-After"]) for answer in stuck] == [
         (503, "5")
     ] * 2
