@@ -40,6 +40,7 @@ abuse: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/conformance.py --failures 200 --threads 2000
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serve_attacks.py
 	DPL_FUZZ=5000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve/test_serve_fuzz.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fuzz.py # if atheris is installed
 
 # Speed and memory of every method, and how they grow; some hours on two idle cores. Stopped and started again, it goes on.
 bench: $(STAMP)

@@ -41,7 +41,7 @@ def failures(points: int) -> list[str]:
 
 
 def torn_states(count: int) -> int:
-    """Read `count` states by three threads beside a stepping one; return how many mix two steps."""
+    """Read `count` states by four threads beside a stepping one; return how many mix two steps."""
     model, batch, states = adapt(network(), "dpl", confidence=0.1), images(), []
     model(batch)
 
@@ -50,7 +50,7 @@ def torn_states(count: int) -> int:
             state = model.state_dict()
             states.append(len({float(value) for key, value in state.items() if key.endswith("/step")}) > 1)
 
-    threads = [threading.Thread(target=read) for _ in range(3)]
+    threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
         thread.start()
     while len(states) < count:

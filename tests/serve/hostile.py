@@ -159,7 +159,7 @@ def _form(*files: bytes) -> bytes:
 def launch(url: str, attack: Attack) -> tuple[int, str]:
     """Send a request as it is, nothing tidied; return the status and the message of the refusal."""
     address = urlsplit(url)
-    line = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+    line = http.client.HTTPConnection(address.hostname or "", address.port, timeout=300)
     try:
         line.putrequest(attack.method, f"/v1/streams/{attack.path}", skip_accept_encoding=True)
         length = len(attack.content) if attack.claimed is None else attack.claimed

@@ -164,7 +164,7 @@ class Process:
         self.about = self._first_document()
         self.url = self.about["url"]
         with httpx.Client(base_url=self.url) as http:
-            wait_for(lambda: _is_ready(http))
+            wait_for(lambda: _is_ready(http), 300)
         self.seconds_to_start = time.monotonic() - start
 
     def _first_document(self) -> dict[str, Any]:

@@ -79,3 +79,16 @@ def test_a_stream_that_is_being_moved_is_not_run_meanwhile(tmp_path: Path) -> No
         model(batch(1))
         model(batch(2))
         assert_same_state(server.state("a"), model.state_dict())
+
+
+def test_the_model_of_a_stream_that_another_thread_has_is_not_taken(tmp_path: Path) -> None:
+    """A stream counts as running before its model is busy when it is moved to disk, and after that when jobs end."""
+    with live(tmp_path, live_models=2) as server:
+        for stream in ("a", "b"):
+            server.predict(stream, 1, adapt="wait")
+        engine = server.server.engine
+        wait_for(lambda: not engine.find("b").running)
+        engine.find("a").running = True
+        server.predict("c", 1, adapt="wait")
+        assert {live.stream.id for live in engine.pool.models} == {"a", "c"}
+        engine.find("a").running = False

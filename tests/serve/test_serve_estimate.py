@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,18 @@ def test_a_snapshot_of_a_watched_stream_is_loaded_by_the_library(server: Process
     model = dpl.load(newest, network(), source=source, calibrate=source)
     assert model.estimate().rows >= 100
     assert model.estimate().accuracy is not None
+
+
+def test_other_source_images_are_refused(server: Process, folder: Path) -> None:
+    """The streams were adapted with them; a copy elsewhere is the same."""
+    if server.process.poll() is None:
+        server.stop()
+    shutil.copytree(folder / "images", folder / "copy")
+    make_class_folders(folder / "other", CLASSES, per_class=7)
+    calibrate = ["--calibrate", str(folder / "images")]
+    Process(folder, "--source", str(folder / "copy"), *calibrate, method="eata").stop()
+    with pytest.raises(AssertionError, match=re.escape("another model (different: source_images)")):
+        Process(folder, "--source", str(folder / "other"), *calibrate, method="eata")
 
 
 def test_a_method_that_needs_source_images_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,18 @@
 
 import json
 import resource
+import signal
+import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from itertools import product
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
+import pytest
 from live import Process, adaptive, assert_same_state, batch, raw, wait_for
 
 from dpl.serve.store import StreamStore
@@ -107,6 +115,72 @@ def _disk_fails_for_a_while(http: httpx.Client, server: Process) -> None:
     wait_for(lambda: http.get("/healthz").json()["status"] == "degraded")
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limits)
     wait_for(lambda: http.get("/healthz").json()["status"] == "ok")
+
+
+HANGS = """
+import time, torch
+def sleep(layer, inputs):
+    if isinstance(layer, torch.nn.Conv2d) and len(inputs[0]) == 7:
+        time.sleep(1000)
+torch.nn.modules.module.register_module_forward_pre_hook(sleep)
+"""  # in a network that sleeps over every batch of seven images
+
+
+@pytest.mark.parametrize(("number", "workers", "waiting"), [(signal.SIGTERM, 1, 2), (signal.SIGINT, 2, 1)])
+def test_a_step_that_hangs_delays_no_stop_and_costs_no_other_stream(
+    tmp_path: Path, number: signal.Signals, workers: int, waiting: int
+) -> None:
+    """Before the time of the request that waits behind the step is over, or after that."""
+    options = ["--stop-seconds", "4", "--workers", str(workers), "--snapshot-every", "1000", "--latency-budget", "60"]
+    options += ["--timeout", "6"]
+    server = Process(tmp_path, *options, prelude=HANGS)
+    with ThreadPoolExecutor() as threads, httpx.Client(base_url=server.url, timeout=60) as http:
+        try:
+            for step, stream in product(range(3), STREAMS):
+                http.post(f"/v1/streams/{stream}/predict?adapt=wait", **raw(batch(step))).raise_for_status()
+            stuck = [threads.submit(http.post, "/v1/streams/stuck/predict", **raw(batch(3, 7))) for _ in range(2)]
+            for count in range(2, waiting - 1, -1):
+                wait_for(lambda count=count: http.get("/v1/streams/stuck").json().get("waiting") == count)
+            start = time.monotonic()
+            server.process.send_signal(number)
+            server.process.wait(30)
+            seconds = time.monotonic() - start
+        finally:
+            server.kill()
+    assert seconds < 8  # a busy machine may add some
+    assert [(answer.result().status_code, answer.result().headers["Retry-After"]) for answer in stuck] == [
+        (503, "5")
+    ] * 2
+    assert "Traceback" not in (tmp_path / "log.txt").read_text()
+    for stream in STREAMS:
+        seq, state = state_of(tmp_path, stream)
+        assert seq == 3
+        assert_same_state(state, after(3))
+
+
+def test_few_open_files_and_for_a_while_no_memory(tmp_path: Path) -> None:
+    """As after `ulimit -n 64`, and with no more address space than the process has."""
+    files = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    server = Process(tmp_path, "--latency-budget", "60", "--max-batch", "1024", prelude=files)
+    address = (urlsplit(server.url).hostname, urlsplit(server.url).port)
+    with ExitStack() as stack, httpx.Client(base_url=server.url, timeout=60) as http:
+        try:
+            for _ in range(80):
+                stack.enter_context(socket.create_connection(address))
+            path, limits = f"/v1/streams/{STREAMS[0]}", resource.prlimit(server.process.pid, resource.RLIMIT_AS)
+            http.post(f"{path}/predict?adapt=wait", **raw(batch(0))).raise_for_status()
+            used = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.prlimit(server.process.pid, resource.RLIMIT_AS, (used, limits[1]))
+            with suppress(httpx.RemoteProtocolError):  # refused while the body is read, or in the step
+                answer = http.post(f"{path}/predict?adapt=wait", **raw(batch(1, 1024)))
+                assert answer.status_code == 500
+            resource.prlimit(server.process.pid, resource.RLIMIT_AS, limits)
+            http.post(f"{path}/predict?adapt=wait", **raw(batch(1))).raise_for_status()
+            assert http.get("/healthz").json()["status"] == "ok"
+            server.stop()
+        finally:
+            server.kill()
+    assert_same_state(state_of(tmp_path, STREAMS[0])[1], after(2))
 
 
 def test_wrong_options_end_with_one_line(tmp_path: Path, capsys) -> None:

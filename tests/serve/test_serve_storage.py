@@ -2,8 +2,10 @@
 
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,34 @@ def test_spilling_to_a_full_disk_keeps_the_stream_in_memory(disk: Path) -> None:
         wait_for(lambda: healthy(server))
         assert_same_state(server.state("a"), expected(0, 2))
         assert_same_state(server.state("b"), expected(1))
+
+
+def test_a_link_takes_the_place_of_the_folder(tmp_path: Path) -> None:
+    """What is written afterwards is where the link leads; a new server finds it there."""
+    place = tmp_path / "state"
+    with live(place, snapshot_every=1) as server:
+        server.predict("cam", 0, adapt="wait")
+        server.server.engine.context.writer.flush()
+        place.rename(tmp_path / "away")
+        (tmp_path / "elsewhere").mkdir()
+        place.symlink_to(tmp_path / "elsewhere")
+        server.predict("cam", 1, adapt="wait")
+        assert_same_state(server.state("cam"), expected(0, 1))
+        assert healthy(server)
+    with live(tmp_path / "elsewhere") as server:
+        assert server.predict("cam", 2, adapt="wait").json()["seq"] > 2
+        assert_same_state(server.state("cam"), expected(0, 1, 2))
+
+
+def test_a_clock_that_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of day jumps by a year, forward and back; streams that come and go keep their states."""
+    now, jumps = time.time, cycle((0.0, 3e7, -3e7))
+    monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
+    with live(tmp_path, live_models=1, max_streams_in_memory=1) as server:
+        for number in range(3):
+            for stream in ("a", "b", "c"):
+                assert server.predict(stream, number, adapt="wait").status_code == 200
+        assert server.good("GET", "/v1/streams")["total"] == 3
+        assert healthy(server)
+        for stream in ("a", "b", "c"):
+            assert_same_state(server.state(stream), expected(0, 1, 2))

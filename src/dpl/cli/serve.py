@@ -2,8 +2,9 @@
 
 import argparse
 import dataclasses
+import faulthandler
+import hashlib
 import logging
-import math
 import signal
 import socket
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, get_args
 
 from dpl.cli.console import print_json, warn
@@ -196,7 +198,19 @@ def _server(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens
     if args.threads is not None:
         torch.set_num_threads(whole_number("--threads", args.threads, 1))
     make, transform, size, names = _source(args)
-    return open_server(make, transform, (3, size, size), settings, names=names, tokens=tokens)
+    identity = {"source_images": _digest(args.source)} if args.source else {}
+    return open_server(make, transform, (3, size, size), settings, names=names, tokens=tokens, identity=identity)
+
+
+def _digest(folder: Path) -> str:
+    """Identify a folder of images by names and sizes: a copy elsewhere is the same, and no file has to be read."""
+    from dpl.data import open_folder
+
+    images = open_folder(folder)
+    files = sorted(Path(images.location(index)) for index in range(len(images)))
+    sizes = [file.stat().st_size if file.exists() else 0 for file in files]  # a link may lead nowhere
+    lines = (f"{file.relative_to(folder).as_posix()} {size}\n" for file, size in zip(files, sizes, strict=True))
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _source(args: argparse.Namespace) -> "tuple[Callable[[], AdaptiveModel], Evaluation, int, tuple[str, ...]]":
@@ -276,9 +290,19 @@ def _serve(args: argparse.Namespace, place: socket.socket, server: "Server") -> 
         access_log=False,
         server_header=False,
         timeout_keep_alive=15,
-        timeout_graceful_shutdown=math.ceil(settings.stop_seconds / 2),
+        timeout_graceful_shutdown=int(settings.stop_seconds / 2),  # the other half is for the disk
         h11_max_incomplete_event_size=settings.max_header,
         ssl_certfile=args.tls_cert,
         ssl_keyfile=args.tls_key,
     )
-    uvicorn.Server(config).run(sockets=[place])
+
+    class Runner(uvicorn.Server):
+        """Keeps the time of a stop even if a step hangs: nothing can end its thread, and the process waits for it."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if not self.should_exit:
+                server.engine.begin_stop()
+                faulthandler.dump_traceback_later(max(settings.stop_seconds, 1.0), exit=True)
+            super().handle_exit(sig, frame)
+
+    Runner(config).run(sockets=[place])

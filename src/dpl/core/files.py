@@ -18,8 +18,8 @@ from pathlib import Path
 from dpl.core.errors import DataError
 
 __all__ = [
-    "clear_drafts", "file_sha256", "lock", "open_lock", "remove_folder", "replacing", "sync_folder", "write_file",
-    "write_folder",
+    "clear_drafts", "file_sha256", "lock", "naming", "open_lock", "remove_folder", "replacing", "sync_folder",
+    "write_file", "write_folder",
 ]  # fmt: skip
 
 _UMASK = os.umask(0o022)  # the mask of file modes can only be read by setting it, which is safe in one thread only
@@ -41,7 +41,7 @@ def replacing(path: Path) -> Iterator[Path]:
     os.close(handle)
     draft = Path(name)
     try:
-        with _naming(path):
+        with naming(path):
             yield draft
             draft.chmod(0o666 & ~_UMASK)
             _sync(draft)
@@ -57,7 +57,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
     previous = folder.with_name(f".{folder.name}.previous")
     try:
-        with _naming(folder):
+        with naming(folder):
             for name, data in files.items():
                 (draft / name).write_bytes(data)
                 _sync(draft / name)
@@ -157,13 +157,13 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Name the file in the system's errors, and the disk if that is full; both are otherwise missing."""
     try:
         yield
     except OSError as error:
         error.filename = error.filename or str(path)
-        if error.errno == errno.ENOSPC:
+        if error.errno == errno.ENOSPC and error.strerror == os.strerror(errno.ENOSPC):  # not named further inside
             disk = next(folder for folder in path.absolute().parents if folder.is_mount())
             error.strerror = f"{os.strerror(errno.ENOSPC)} on the disk at {disk}"
         raise

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dpl.core.errors import DataError, SnapshotError
+from dpl.core.files import naming
 from dpl.data import Batch, ImageSet, batches
 from dpl.data.transforms import Evaluation
 from dpl.model.adaptive import AdaptiveModel, load
@@ -162,7 +163,7 @@ def _resume(
 def _predictions_file(run: FolderRun, length: int | None) -> Iterator[IO[str]]:
     """Open the predictions file: new with its header, or cut back to the length that it had at the last save."""
     run.out.parent.mkdir(parents=True, exist_ok=True)
-    with run.out.open("w" if length is None else "r+", newline="") as file:
+    with naming(run.out), run.out.open("w" if length is None else "r+", newline="") as file:
         if length is None:
             csv.writer(file).writerow(run.columns)
         else:

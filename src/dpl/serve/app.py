@@ -204,16 +204,20 @@ class _Routes:
             result = asyncio.wrap_future(job.future)
             try:
                 await asyncio.wait({result}, timeout=timeout)
-            except asyncio.CancelledError:  # the client has left
-                if not self._engine.cancel(stream, job):
+                if not result.done() and self._engine.cancel(stream, job):
+                    raise Overloaded(503, f"not started within {timeout} s", 5)
+                await asyncio.wait({result})
+                facts = result.result()
+                if job.written is not None:
+                    durable = await _is_written(job.written, job.needs_disk, timeout)
+                    facts |= {"durable": durable, "durable_through": stream.durable_through}
+            except asyncio.CancelledError:  # the client has left, or the time of a stop runs out
+                dropped = self._engine.cancel(stream, job)
+                if not self._engine.accepting:
+                    raise Overloaded(503, "the server is stopping", 5) from None
+                if not dropped:
                     await asyncio.wait({result})
                 raise
-            if not result.done() and self._engine.cancel(stream, job):
-                raise Overloaded(503, f"not started within {timeout} s", 5)
-            facts = await result
-            if job.written is not None:
-                durable = await _is_written(job.written, job.needs_disk, timeout)
-                facts |= {"durable": durable, "durable_through": stream.durable_through}
         return facts
 
 

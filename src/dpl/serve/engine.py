@@ -23,6 +23,7 @@ __all__ = ["Engine", "ModelPool"]
 
 _BURST = 4  # jobs of one stream in a row, before the next stream has its turn
 _SPILL_SECONDS = 0.25  # a worker waits this long for the disk, below what a person or a camera notices
+_STOP_SHARE = 0.9  # of the time of a stop; the process needs the rest to end
 _log = logging.getLogger("dpl.serve")
 
 
@@ -52,7 +53,10 @@ class ModelPool:
         """Put the stream on a live model: the one it is still on, or the one used least recently."""
         with self._lock:
             idle = [live for live in self.models if not live.busy]
-            live = next((m for m in idle if m.stream is stream), None) or min(idle, key=lambda m: m.used)
+            live = next((m for m in idle if m.stream is stream), None) or min(
+                (m for m in idle if m.stream is None or not m.stream.running),  # else another thread has that stream
+                key=lambda m: m.used,
+            )
             live.busy, live.used = True, time.monotonic()
             evicted = live.stream if live.stream is not stream else None
             if evicted is not None:
@@ -138,6 +142,7 @@ class Engine:
         self._admitted = 0
         self._job_seconds = 0.05
         self.accepting = True
+        self._stop_by: float | None = None
         self._threads = ThreadPoolExecutor(context.settings.workers, "dpl-serve")
         self._turns: set[Future[None]] = set()
 
@@ -212,26 +217,45 @@ class Engine:
                 "dpl_step_seconds": self.context.step_seconds,
             }
 
-    def stop(self, seconds: float) -> None:
-        """Finish the queued jobs, write every stream to disk, end the threads; give up after `seconds`."""
-        end = time.monotonic() + seconds
+    def begin_stop(self) -> None:
+        """Accept no more requests; the time that a stop may take begins."""
         self.accepting = False
-        while turns := self._turns.copy():
-            if wait(turns, max(0.0, end - time.monotonic())).not_done:
-                break
-        else:
-            for stream in self.pool.in_memory():
-                self.pool.save(stream)
+        if self._stop_by is None:
+            self._stop_by = time.monotonic() + _STOP_SHARE * self.context.settings.stop_seconds
+
+    def stop(self) -> None:
+        """Finish the queued jobs, write every stream to disk, end the threads; all in the time that is left.
+
+        A job that hangs gets half of that time. Its stream keeps its last snapshot; every other stream is written.
+        """
+        self.begin_stop()
+        half = self._seconds_left() / 2
+        while (turns := self._turns.copy()) and self._seconds_left() > half:
+            wait(turns, self._seconds_left() - half)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if self.context.writer.stop(max(0.0, end - time.monotonic())):
+        for stream in self._reserve_idle():
+            self.pool.save(stream)
+        if self.context.writer.stop(self._seconds_left()):
             self.context.store.close()
         unsaved = [stream.id for stream in self.streams() if stream.changed > stream.saved]
         if unsaved:
+            seconds = self.context.settings.stop_seconds
             _log.error("stopped after %.0f s; not on disk: the last batches of %s", seconds, ", ".join(unsaved[:20]))
         else:
             _log.info("stopped; every stream is on disk")
 
     # Internal.
+
+    def _seconds_left(self) -> float:
+        return max(0.0, (self._stop_by or 0.0) - time.monotonic())
+
+    def _reserve_idle(self) -> list[Stream]:
+        """Mark the streams in memory that no thread uses as running, so that none does any more."""
+        with self._lock:
+            idle = [stream for stream in self.pool.in_memory() if not stream.running]
+            for stream in idle:
+                stream.running = True
+            return idle
 
     def _known(self, stream_id: str) -> Stream:
         """Return a stream from an earlier run; the state of its newest snapshot is read when it is first used."""

@@ -1,6 +1,6 @@
 """Puts a server together: live models, streams, store, metrics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ class Server:
 
     def close(self) -> None:
         """Finish the queued jobs and write every stream to disk, as far as there is time."""
-        self.engine.stop(self.settings.stop_seconds)
+        self.engine.stop()
         self.decoders.close()
 
 
@@ -57,17 +57,19 @@ def open_server(
     *,
     names: Sequence[str] = (),
     tokens: Tokens | None = None,
+    identity: Mapping[str, Any] | None = None,
 ) -> Server:
     """Open a server.
 
     `make` returns a new adaptive model at each call, `shape` is the shape of one image, `names` are the class names.
+    `identity` has more that the state of a stream depends on; a state folder with other values is refused.
     """
     models = [make() for _ in range(settings.live_models)]
     probes = [probe(model, shape) for model in models]
     outputs, predicts_first = probes[0][0], all(first for _, first in probes)
     if names and len(names) != outputs:
         raise SettingError(f"{len(names)} class names for a network with {outputs} outputs; expected {outputs} names")
-    about = {**_identity(models[0]), "input": list(shape)}
+    about = {**_identity(models[0]), "input": list(shape), **(identity or {})}
     store, metrics = StreamStore(settings.state, about, settings.keep_snapshots), Metrics()
     context = ServerContext(
         settings=settings,

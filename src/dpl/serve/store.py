@@ -162,15 +162,15 @@ class StreamStore:
         manifest, tensors = read_snapshot(folder)
         if [manifest.get(key) for key in ("stream", "seq", "version")] != [stream_id, name.seq, name.version]:
             raise SnapshotError(f"{folder} is the snapshot of another stream or moment")
-        difference = StateDifference(tensors, tuple(manifest["removed"]))
-        return StreamSnapshot(name, difference, manifest["adapted"], manifest["images"])
+        if not all(isinstance(key, str) for key in manifest["removed"]):
+            raise SnapshotError(f"{folder}: expected names of tensors in removed, found {manifest['removed']!r:.80}")
+        return StreamSnapshot(name, StateDifference(tensors, tuple(manifest["removed"])), *_counts(manifest))
 
     def counts(self, stream_id: str) -> tuple[int, int]:
         """Return the numbers of adapted batches and images of the newest snapshot, without reading its tensors."""
         for name in self.names(stream_id):
             with suppress(Exception):  # the next one may be good
-                manifest = read_manifest(self._place(stream_id, name))
-                return int(manifest["adapted"]), int(manifest["images"])
+                return _counts(read_manifest(self._place(stream_id, name)))
         return 0, 0
 
     def newest(
@@ -211,6 +211,14 @@ class StreamStore:
         """Return the folder of a stream or of its snapshot; some file systems ignore case, so capitals are escaped."""
         name = "".join(f"%{ord(c):02x}" if c.isupper() else c for c in stream_id)
         return self._streams.joinpath(name, *map(str, snapshot))
+
+
+def _counts(manifest: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the numbers of adapted batches and images; a forged manifest with a valid checksum may lack them."""
+    adapted, images = manifest["adapted"], manifest["images"]
+    if not all(isinstance(count, int) and count >= 0 for count in (adapted, images)):
+        raise SnapshotError(f"expected counts of batches and images, found {adapted!r:.40} and {images!r:.40}")
+    return adapted, images
 
 
 def _snapshots(folder: Path) -> Iterator[SnapshotName]:
