@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from conformance.subjects import names, subject
+from conformance.subjects import labelled, names, subject
 from dpl import adapt
 from dpl.methods import get_method
 from dpl.testing import run_on_meta
@@ -76,12 +76,16 @@ def autocast_works(name: str, kind: torch.dtype) -> bool:
 
 def device_record(name: str) -> dict[str, Any]:
     """Return one row of docs/devices.md."""
-    reads = run_on_meta(subject(name)).host_reads
+    alone, guarded, watched = (
+        run_on_meta(subject(name, **beside)).host_reads for beside in ({}, {"guard": True}, {"calibrate": labelled()})
+    )
     kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
     return {
         "method": name,
         "declared": get_method(name).info.host_reads,
-        "reads": reads - 1,  # beside the check of the batch
+        "reads": alone - 1,  # beside the check of the batch
+        "guard": guarded - alone,  # more than without
+        "estimate": watched - alone,
         "moves": True,  # run_on_meta raises otherwise
         **{label: autocast_works(name, kind) for label, kind in kinds.items()},
     }

@@ -44,13 +44,18 @@ def settings_for(name: str, kind: str) -> dict[str, Any]:
     return quick
 
 
-def subject(name: str, kind: str = "batch") -> Subject:
+def labelled() -> tuple[torch.Tensor, torch.Tensor]:
+    """Enough for `calibrate=`."""
+    return images(64, seed=200), torch.arange(64) % CLASSES
+
+
+def subject(name: str, kind: str = "batch", **settings: Any) -> Subject:
     kind = "tokens" if name == "foa" else kind  # it puts prompts into a transformer
     needs_source = get_method(name).info.source != "never"
     return Subject(
         name,
         network(kind),
         [images(8, seed=i) for i in range(5)],
-        settings_for(name, kind),
+        {**settings_for(name, kind), **settings},
         source_batches() if needs_source else None,
     )

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import dpl
-from conformance.subjects import names, subject
+from conformance.subjects import labelled, names, subject
 from dpl import views
+from dpl.estimate import Watch
+from dpl.guard import Guard
+from dpl.guard.inputs import CONSTANT, RowCheckResult
 from dpl.methods import get_method
 from dpl.testing import HostReads, Subject, run_on_meta
 from dpl.views import seeded
@@ -19,6 +22,7 @@ OWN_CHECK = 1
 
 NAMES = names()
 META = torch.device("meta")
+WATCHED = ("tent", "dpl", "lame")  # one whose images influence each other, one where they do not, one without weights
 VIEWS = [
     views.cotta_view, views.rmt_view, views.roid_view, views.adacontrast_weak_view, views.adacontrast_strong_view,
     views.memo_view,
@@ -33,11 +37,26 @@ def test_a_step_reads_what_its_method_declares(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_guarded_step_reads_once_more(name: str) -> None:
+    run = run_on_meta(subject(name, guard=True))
+    assert run.host_reads == get_method(name).info.host_reads + OWN_CHECK + Guard.host_reads, dict(run.step_reads)
+    assert run.predict_reads.total() == OWN_CHECK + Guard.host_reads, dict(run.predict_reads)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_that_the_estimate_watches_reads_no_more(name: str) -> None:
+    run = run_on_meta(subject(name, calibrate=labelled()))
+    assert run.host_reads == get_method(name).info.host_reads + OWN_CHECK + Watch.host_reads, dict(run.step_reads)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_model_can_be_made_on_the_device(name: str) -> None:
     one = subject(name)
     with HostReads():
         source = one.source and [(batch.to(META), labels.to(META)) for batch, labels in one.source]
-        there = Subject(name, one.network.to(META), [batch.to(META) for batch in one.batches], one.settings, source)
+        watched = {"guard": True, "calibrate": [tuple(column.to(META) for column in labelled())]}
+        settings = {**one.settings, **(watched if name in WATCHED else {})}
+        there = Subject(name, one.network.to(META), [batch.to(META) for batch in one.batches], settings, source)
         model = there.adapt()
         assert all(logits.device == META for logits in there.run(model, 2))
         model.reset()
@@ -127,6 +146,61 @@ def test_a_mixture_of_devices_is_found() -> None:
         model(images().to(META))
 
 
+def guarded(name: str = "tent", batches: int = 2, **guard: Any) -> dpl.AdaptiveModel:
+    model = subject(name, guard=guard, calibrate=labelled()).adapt()
+    for i in range(batches):
+        model(images(64, seed=i))
+    return model
+
+
+def reads_of_a_step(model: dpl.AdaptiveModel) -> int:
+    model.to(META)
+    with HostReads() as host:
+        assert model(images(64).to(META)).device == META
+    return host.total
+
+
+@pytest.mark.parametrize("name", WATCHED)
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("credit", [0.0, 1e6], ids=["not compared", "compared"])
+def test_every_kind_of_guarded_batch_is_read_once(name: str, frozen: bool, credit: float) -> None:
+    model = guarded(name, batches=5, surprise=1e9)
+    model.watch.credit = credit
+    model.guard.evidence.switch(frozen)
+    looks = model.watch.looks
+    assert reads_of_a_step(model) == OWN_CHECK + Guard.host_reads
+    assert model.watch.looks - looks == int(credit > 0)
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_excluded_images_are_taken_out_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = guarded(name)
+    found = RowCheckResult({1: "not finite", 4: "too large"}, {2: CONSTANT, 7: CONSTANT}, 1.0)
+    monkeypatch.setattr(model.guard.rows, "examine", lambda _: found)
+    assert reads_of_a_step(model) == Guard.host_reads
+    assert model.guard.counts["set_aside"] == model.guard.counts["not_learnt"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
+def test_a_freeze_on_the_device_puts_back_what_was_kept_on_the_cpu() -> None:
+    here, there = (guarded("dpl", allowance=0.0) for _ in range(2))
+    here.guard._keep_good_state(here.state)
+    here.guard.evidence.lost = here.guard.settings.limit
+    there.to(META)
+    there.load_state_dict(here.state_dict())
+    with HostReads():
+        there(images(64).to(META))
+    assert "last good state" in there.guard.events[-1].reason
+    assert there.guard.frozen
+
+
+def test_the_estimate_is_read_once() -> None:
+    model = guarded()
+    model.to(META)
+    with HostReads() as host:
+        assert model.estimate().accuracy is not None
+    assert host.total == 1
+
+
 def _reads(name: str, **settings: Any) -> int:
-    one = subject(name)
-    return run_on_meta(Subject(name, one.network, one.batches, {**one.settings, **settings}, one.source)).host_reads
+    return run_on_meta(subject(name, **settings)).host_reads

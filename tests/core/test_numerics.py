@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpl.core.numerics import variance_and_mean
+from dpl.core.numerics import read_together, variance_and_mean
+from dpl.testing import HostReads
 
 
 def maps(dtype: torch.dtype = torch.float64, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
@@ -39,3 +40,14 @@ def test_the_variance_is_accurate_at_a_large_mean() -> None:
 def test_half_precision_is_computed_in_float32() -> None:
     variance, mean = variance_and_mean(maps(torch.bfloat16), (0, 2, 3))
     assert variance.dtype == mean.dtype == torch.float32
+
+
+def test_numbers_of_all_kinds_are_read_together_without_losing_a_digit() -> None:
+    kinds = {"a": torch.tensor([0.1, 3.0]), "b": torch.tensor(7), "c": torch.tensor([[True], [False]])}
+    kinds |= {"d": torch.tensor(1 / 3, dtype=torch.float64), "e": torch.empty(0)}
+    read = read_together(**kinds)
+    assert read == {name: value.flatten().tolist() for name, value in kinds.items()}
+    assert read_together() == {}
+    with HostReads() as host:
+        read_together(**{name: value.to("meta") for name, value in kinds.items()})
+    assert host.total == 1

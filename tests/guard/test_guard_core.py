@@ -129,6 +129,25 @@ def test_a_state_without_finite_predictions_freezes_the_model() -> None:
     assert "finite" in model.guard.events[-1].reason
 
 
+class Strict(nn.Module):
+    """Refuses to predict with weights that are not finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not all(bool(parameter.isfinite().all()) for parameter in self.parameters()):
+            raise ValueError("weights are not finite")
+        return self.network(x)
+
+
+def test_a_broken_step_is_undone_although_the_network_refuses_to_be_compared() -> None:
+    model = dpl.adapt(Strict(), "tent", guard=True, lr=1e39, optimizer="sgd")
+    assert torch.isfinite(model(images(16))).all()
+    assert model.guard.counts["undo"] == 1
+
+
 def test_a_step_that_raises_leaves_the_state_before_it() -> None:
     model = dpl.adapt(network(), "dpl", guard=True, confidence=0.0)
     model(images(8))

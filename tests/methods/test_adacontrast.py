@@ -111,6 +111,17 @@ def test_the_head_has_a_learning_rate_of_its_own_and_its_momentum_is_restored(tm
     assert all(torch.equal(adaptive(images), again(images)) for images in batches()[3:6])
 
 
+def test_both_learning_rates_follow_the_effective_batch() -> None:
+    adaptive = adapt(head_lr_factor=10.0, norm="auto", lr=0.01)
+    images = batches()[0][:4]
+    adaptive(images)
+    body, head = adaptive.method.optimizers["optimizer"].optimizer.param_groups
+    assert float(body["lr"]) == pytest.approx(0.01 * 4 / 32), "of 32 effective images there are four"
+    assert float(head["lr"]) == pytest.approx(0.1 * 4 / 32)
+    adaptive.reset()
+    assert adaptive(images).isfinite().all()
+
+
 def test_without_a_bottleneck_the_head_is_the_classifier() -> None:
     adaptive = adapt(head_lr_factor=10.0)
     head = adaptive.method.optimizers["optimizer"].optimizer.param_groups[1]

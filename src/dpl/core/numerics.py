@@ -1,8 +1,9 @@
-"""Numerics that losses, memories and normalisation share: precision, cosines, and moments of feature maps."""
+"""Numerics that several rooms share: precision, cosines, moments of feature maps, and reading on the host."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from itertools import islice
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -13,8 +14,8 @@ from torch.autograd.function import once_differentiable
 from dpl.core.errors import InputError, SettingError
 
 __all__ = [
-    "at_least_float32", "cosines", "full_precision", "is_autocast_on", "outside_inference_mode", "variance_and_mean",
-    "without_autocast",
+    "at_least_float32", "cosines", "full_precision", "is_autocast_on", "outside_inference_mode", "read_together",
+    "variance_and_mean", "without_autocast",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -24,6 +25,15 @@ R = TypeVar("R")
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Return a half-precision tensor as float32, any other tensor unchanged."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def read_together(**values: Tensor) -> dict[str, list[float]]:
+    """Bring a few numbers to the host in one transfer, by name: away from the CPU the host waits for each transfer."""
+    if not values:
+        return {}
+    parts = [value.detach().flatten() for value in values.values()]
+    read = iter(torch.cat([part.to(parts[0].device, torch.float64) for part in parts]).tolist())
+    return {name: list(islice(read, len(part))) for name, part in zip(values, parts, strict=True)}
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

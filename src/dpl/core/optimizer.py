@@ -1,7 +1,7 @@
 """Optimizers by name, a step that can be called off on the device, and state by parameter name."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from inspect import unwrap
 from typing import Any
@@ -121,6 +121,13 @@ class NamedOptimizer:
     @property
     def _is_fused(self) -> bool:
         return bool(self.optimizer.param_groups[0].get("fused"))
+
+    def give_rate(self, names: Collection[str], lr: float) -> None:
+        """Give some of the parameters a learning rate of their own; to be called once, before the first step."""
+        groups = {own: [p for name, p in self.parameters.items() if (name in names) == own] for own in (False, True)}
+        self.optimizer.param_groups[0]["params"] = groups[False]
+        self.optimizer.add_param_group({"params": groups[True], "lr": lr})
+        self._rates.append(lr)
 
     def scale_lr(self, factor: Tensor | float) -> None:
         """Set the learning rates to the given ones times a factor, which may stay on the device."""

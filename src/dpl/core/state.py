@@ -7,7 +7,7 @@ anything behind.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ Value = Tensor | int | float | None
 
 class Stateful:
     """An object whose changing attributes are declared by name."""
+
+    on_host: ClassVar[bool] = False  # whether its own tensors stay on the CPU when the model moves
 
     def __init__(self) -> None:
         self._values: list[str] = []
@@ -106,7 +108,10 @@ class Stateful:
         return bool(self._in_place or self._modules_) or type(self).keep is not Stateful.keep
 
     def remember(self) -> Callable[[], None]:
-        """Return a function that puts back every attribute of this object and its parts, declared or not."""
+        """Return a function that puts back every attribute of this object and its parts, declared or not.
+
+        Containers are copied. Tensors are not: for an object that replaces them and never changes them in place.
+        """
         kept = [(vars(owner), {k: _copied(v) for k, v in vars(owner).items()}) for owner in self.everyone()]
 
         def put_back() -> None:
@@ -121,15 +126,15 @@ class Stateful:
         return [self, *(owner for part in self._parts.values() for owner in part.everyone())]
 
     def counters(self) -> set[str]:
-        """Return the names of the declared values that are plain numbers; these stay on the host."""
-        own = {name for name in self._values if isinstance(getattr(self, name), int | float)}
+        """Return the names of the declared values that stay on the host: plain numbers, and all of some objects."""
+        own = {name for name in self._values if self.on_host or isinstance(getattr(self, name), int | float)}
         return own.union(*({f"{name}.{key}" for key in part.counters()} for name, part in self._parts.items()))
 
     def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
         """Apply a transfer (to another device or dtype) to everything declared."""
         for name in self._values:
             value = getattr(self, name)
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and not self.on_host:
                 setattr(self, name, transfer(value))
         for module in self._modules_.values():
             move_module(module, transfer)
@@ -171,9 +176,7 @@ def part_of(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def _copied(value: Any) -> Any:
-    """Copy what may be changed in place: tensors and containers; their contents are replaced, not changed."""
-    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-        return value.detach().clone()
+    """Copy containers, which may be changed in place; their contents are replaced, not changed."""
     return copy(value) if isinstance(value, dict | list | set | deque) else value
 
 

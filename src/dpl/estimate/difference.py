@@ -13,6 +13,7 @@ model's classes that the adapted model still has, with the images before and in 
 exceed the share of images on which the predictions differ: elsewhere nothing is lost or won.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.signals import Window
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparing", "Comparison", "begin_comparison", "compare"]
 
 
 @dataclass(frozen=True)
@@ -37,20 +38,40 @@ class Comparison:
     source_classes: float  # the same for the source model
 
 
-def compare(window: Window, rows: int, memory: int, settings: EstimateSettings) -> Comparison:
+@dataclass(frozen=True)
+class Comparing:
+    """A comparison whose numbers are still on the device, so that a caller can read them together with others."""
+
+    numbers: Tensor  # [7] disagreement, both shares of firm predictions, four effective numbers of classes
+    rows: int
+    most_classes: int  # that could be seen
+    settings: EstimateSettings
+
+    def conclude(self, numbers: Sequence[float]) -> Comparison:
+        """Return the comparison; `numbers` were read on the host."""
+        disagreement, firm, source_firm, own, other, *now = numbers
+        left = min(1.0, own / other, now[0] / now[1])
+        firmer = (firm - source_firm) * (left if firm > source_firm else 1.0)
+        worth = self.settings.found_classes if own > other else self.settings.lost_classes
+        found = firmer + worth * (own - other) / self.most_classes
+        found = max(-disagreement, min(disagreement, found))
+        return Comparison(self.rows, found, disagreement, firm, source_firm, own, other)
+
+
+def begin_comparison(window: Window, rows: int, memory: int, settings: EstimateSettings) -> Comparing:
     """Compare both models on the last `rows` of a window; count classes over the last `memory` of them."""
     new, old = window.last(rows), window.last(max(rows, memory))
     width = window.source.shape[1]
     differ = new.source.argmax(dim=1) != new.adapted.argmax(dim=1)
     shares = torch.stack([share.double().mean() for share in (differ, new.adapted_firm, new.source_firm)])
     counted = [_effective(of.argmax(dim=1), width) for of in (old.adapted, old.source, new.adapted, new.source)]
-    disagreement, firm, source_firm, own, other, *now = torch.cat([shares, torch.stack(counted)]).tolist()
-    left = min(1.0, own / other, now[0] / now[1])
-    firmer = (firm - source_firm) * (left if firm > source_firm else 1.0)
-    worth = settings.found_classes if own > other else settings.lost_classes
-    found = firmer + worth * (own - other) / min(width, len(old))
-    found = max(-disagreement, min(disagreement, found))
-    return Comparison(len(new), found, disagreement, firm, source_firm, own, other)
+    return Comparing(torch.cat([shares, torch.stack(counted)]), len(new), min(width, len(old)), settings)
+
+
+def compare(window: Window, rows: int, memory: int, settings: EstimateSettings) -> Comparison:
+    """Compare at once."""
+    begun = begin_comparison(window, rows, memory, settings)
+    return begun.conclude(begun.numbers.tolist())
 
 
 def _effective(predicted: Tensor, width: int) -> Tensor:

@@ -29,6 +29,8 @@ class Home(Stateful):
     They are measured once and are part of the state, so that a loaded snapshot has them without the data.
     """
 
+    on_host = True
+
     rows: int  # labelled images
     accuracy: float
     firmness: float  # share of predictions that survive shrinking
@@ -107,6 +109,3 @@ class Home(Stateful):
                 errors.append(abs(of_both[0] - of_both[1]))
         rank = min(1.0, _COVERAGE * (1 + 1 / len(errors)))
         return float(torch.tensor(errors).quantile(rank))
-
-    def move(self, transfer: object) -> None:
-        """Stay on the host."""

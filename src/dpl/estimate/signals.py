@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dpl.core.numerics import read_together
 from dpl.estimate.transport import assigned_probability
 
 __all__ = ["Accuracies", "Signals", "Window", "accuracies", "bounded_probit", "share_of", "source_accuracy"]
@@ -45,7 +46,8 @@ class Window:
 
     def last(self, rows: int) -> "Window":
         """Return the latest rows."""
-        return Window(self.source[-rows:], self.adapted[-rows:], self.source_firm[-rows:], self.adapted_firm[-rows:])
+        parts = (self.source, self.adapted, self.source_firm, self.adapted_firm)
+        return Window(*(part[max(0, len(self) - rows) :] for part in parts))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -76,15 +78,18 @@ class Accuracies(NamedTuple):
         return min(self.adapted, self.agreement + elsewhere), self.source
 
 
-def accuracies(window: Window, home: Signals, anchor: float = 1.0) -> Accuracies:
+def accuracies(window: Window, home: Signals, anchor: Tensor | float = 1.0) -> Accuracies:
     """Estimate both models' accuracy on one window; `anchor` is the most that the present weights can have."""
     agree = window.source.argmax(dim=1) == window.adapted.argmax(dim=1)
     logits = torch.stack([window.source, _same_scale(window.adapted, window.source, agree)]).double()
-    shares = torch.stack([window.source_firm, window.adapted_firm, agree]).double().mean(dim=1).tolist()
-    firm = [_firmness(share, len(window), home.offset) for share in shares[:2]]
-    transport = _transport(logits / home.temperature, home.balance)
-    source, adapted = (min(both) for both in zip(firm, transport.tolist(), strict=True))
-    return Accuracies(min(adapted, anchor), source, shares[2])
+    read = read_together(
+        shares=torch.stack([window.source_firm, window.adapted_firm, agree]).double().mean(dim=1),
+        transport=_transport(logits / home.temperature, home.balance),
+        anchor=torch.as_tensor(anchor, dtype=torch.float64),
+    )
+    firm = [_firmness(share, len(window), home.offset) for share in read["shares"][:2]]
+    source, adapted = (min(both) for both in zip(firm, read["transport"], strict=True))
+    return Accuracies(min(adapted, *read["anchor"]), source, read["shares"][2])
 
 
 def _transport(logits: Tensor, balance: Tensor) -> Tensor:

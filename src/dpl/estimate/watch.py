@@ -3,16 +3,19 @@
 A look costs two passes of the frozen source network (images, shrunk images) and one or two of the adapted model
 (shrunk images, beside others if images influence each other). Looks are paid from a credit that grows with every
 batch, so that on average they take a set share of the time of adaptation. A fresh model is looked at closely.
+
+A look reads nothing on the host: what it finds stays on the model's device until somebody asks.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.estimate.difference import Comparison, compare
+from dpl.estimate.difference import Comparing, Comparison, begin_comparison, compare
 from dpl.estimate.home import Home
 from dpl.estimate.result import BETTER, UNSURE, WORSE, Estimate
 from dpl.estimate.settings import EstimateSettings
@@ -32,6 +35,8 @@ _ANCHOR_EVERY = 4  # looks
 class Watch(Stateful):
     """Watches one adapting model; `model.estimate()` asks it."""
 
+    host_reads: ClassVar[int] = 0  # in a step, beside the method's
+
     home: Home
     source_logits: Tensor | None  # [n, C] of the images looked at last, n at most `window`
     adapted_logits: Tensor | None
@@ -39,14 +44,14 @@ class Watch(Stateful):
     adapted_firm: Tensor | None
     credit: float  # passes of one image that may be spent
     looks: int
-    anchor: float  # most that the present weights can have: accuracy at home minus what they lost on the anchors
+    anchor: Tensor  # [], most that the present weights can have: accuracy at home minus what they lost on the anchors
 
     def __init__(self, settings: EstimateSettings, model: nn.Module) -> None:
         super().__init__()
         self.settings = settings
         self._source = private_copy(model).eval().requires_grad_(False)
         self.declare(source_logits=None, adapted_logits=None, source_firm=None, adapted_firm=None)
-        self.declare(credit=0.0, looks=0, anchor=1.0)
+        self.declare(credit=0.0, looks=0, anchor=torch.ones((), dtype=torch.float64, device=self.device))
         self.declare_part("home", Home())
         self._anchors: tuple[Tensor, Tensor, int] | None = None  # images, labels, how many the source model has right
         self._found: Accuracies | None = None  # computed from the declared values, until they change
@@ -91,11 +96,14 @@ class Watch(Stateful):
         """
         step = _STEP if state.method.optimizers else 1.0
         self.credit += (self.settings.share * step + spare) * len(images)
-        price = len(images) * (3.0 if _independent(state) else 4.0)
-        if not closely and self.credit < price and self.rows >= _FRESH:
+        if not closely and self.credit < _price(state, images) and self.rows >= _FRESH:
             return False
-        self.credit = max(0.0, self.credit - price)
+        self.pay(state, images)
         return True
+
+    def pay(self, state: ModelState, images: Tensor) -> None:
+        """Take the price of a look from the credit; a look may cost more than there is."""
+        self.credit = max(0.0, self.credit - _price(state, images))
 
     @torch.no_grad()
     def look(self, state: ModelState, images: Tensor, adapted: Tensor, source: Tensor | None = None) -> None:
@@ -114,14 +122,19 @@ class Watch(Stateful):
         for name, value in fresh.items():
             before = getattr(self, name)
             joined = value.detach() if before is None else torch.cat([before, value.detach().to(before)])
-            setattr(self, name, joined[-max(longest, len(value)) :].clone())
+            setattr(self, name, joined[max(0, len(joined) - max(longest, len(value))) :].clone())
         self._found = None
 
     def _ask_anchors(self, state: ModelState) -> None:
         images, labels, source_right = self._anchors  # type: ignore[misc]
-        right = int((state.method.predict(images).argmax(dim=1) == labels).sum())
-        self.anchor = min(1.0, self.home.accuracy + (right - source_right) / len(labels))
+        right = (state.method.predict(images).argmax(dim=1) == labels).sum()
+        self.anchor = (self.home.accuracy + (right - source_right).double() / len(labels)).clamp(max=1.0)
         self.credit -= len(labels)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the source network is."""
+        return next((value.device for value in self._source.state_dict().values()), torch.device("cpu"))
 
     @property
     def rows(self) -> int:
@@ -131,12 +144,16 @@ class Watch(Stateful):
     def clear(self) -> None:
         """Forget the window: the model was replaced."""
         self.source_logits = self.adapted_logits = self.source_firm = self.adapted_firm = self._found = None
-        self.anchor = 1.0
+        self.anchor = torch.ones_like(self.anchor)
 
     @property
     def window(self) -> Window:
         """The logits of both models for the images looked at last."""
         return Window(self.source_logits, self.adapted_logits, self.source_firm, self.adapted_firm)  # type: ignore[arg-type]
+
+    def begin_comparison(self, rows: int, memory: int) -> Comparing:
+        """Compare both models on the last rows, and leave the numbers on the device."""
+        return begin_comparison(self.window, rows, memory, self.settings)
 
     def compare(self, rows: int, memory: int) -> Comparison:
         """Compare both models on the last rows, without labelled data."""
@@ -171,19 +188,26 @@ class Watch(Stateful):
         return (BETTER if difference > 0 else WORSE), points
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Set everything to a copy of `state`."""
-        super().restore(state)
+        """Set everything to a copy of `state`, on the model's device."""
+        on_host, device = self.counters(), self.device
+        super().restore({key: value if key in on_host else value.to(device) for key, value in state.items()})
         self._found = None
 
     def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
         """Move the source network and the anchors, too."""
         self._source._apply(transfer)  # type: ignore[no-untyped-call]
+        anchor = self.anchor.to(self.device)  # in its own type
         super().move(transfer)
+        self.anchor = anchor
         if self._anchors is not None:
             images, labels, right = self._anchors
             images = transfer(images)
             self._anchors = images, labels.to(images.device), right
         self._found = None
+
+
+def _price(state: ModelState, images: Tensor) -> float:
+    return len(images) * (3.0 if _independent(state) else 4.0)
 
 
 def _independent(state: ModelState) -> bool:

@@ -42,6 +42,8 @@ class RowCheckResult(NamedTuple):
 class RowCheck(Stateful):
     """Accepts or refuses rows of a batch; remembers the usual peak of accepted ones."""
 
+    on_host = True
+
     usual_peak: Tensor | None  # the largest median peak of any accepted batch
 
     def __init__(self, settings: GuardSettings) -> None:
@@ -50,18 +52,13 @@ class RowCheck(Stateful):
         self.declare(usual_peak=None)
 
     def examine(self, images: Tensor) -> RowCheckResult:
-        """Judge every row; change nothing."""
-        flat = images.detach().flatten(1)
-        smallest, largest = torch.aminmax(flat, dim=1)
-        constant = largest - smallest <= _FLAT * (1.0 if self.usual_peak is None else float(self.usual_peak))
-        copy = _copies(flat) & ~constant
-        found = torch.stack([smallest.amin(), largest.amax(), (constant | copy).any().to(flat.dtype)]).tolist()
-        if found[2]:
-            rows = torch.stack([constant, copy]).tolist()
-            useless = {row: CONSTANT if flag else COPY for row, flag in enumerate(rows[0]) if flag or rows[1][row]}
-        else:
-            useless = {}
-        if self.usual_peak is not None and self._within(found[0], found[1]):
+        """Judge every row; change nothing. The host reads once: four numbers for each row."""
+        smallest, largest, varied, fresh = self._facts(images.detach().flatten(1)).cpu()
+        useless = {}
+        if not bool((varied * fresh).all()):
+            rows = enumerate(zip(varied.tolist(), fresh.tolist(), strict=True))
+            useless = {row: COPY if varies else CONSTANT for row, (varies, new) in rows if not (varies and new)}
+        if self.usual_peak is not None and self._within(float(smallest.amin()), float(largest.amax())):
             return RowCheckResult({}, useless, float(self.usual_peak))
         peak = torch.maximum(-smallest, largest)  # NaN stays NaN, and no comparison accepts it
         usual = _median(peak[peak <= _ABSURD]) if self.usual_peak is None else float(self.usual_peak)
@@ -77,6 +74,13 @@ class RowCheck(Stateful):
         useless = {row: why for row, why in useless.items() if row not in reasons}
         return RowCheckResult(reasons, useless, max(usual, _median(peak[accepted])))
 
+    def _facts(self, flat: Tensor) -> Tensor:
+        """Return for each row [4, n]: its smallest and largest value, whether it varies, whether it is no copy."""
+        smallest, largest = torch.aminmax(flat, dim=1)
+        constant = largest - smallest <= _FLAT * (1.0 if self.usual_peak is None else float(self.usual_peak))
+        copy = _copies(flat) & ~constant
+        return torch.stack([smallest, largest, (~constant).to(flat.dtype), (~copy).to(flat.dtype)])
+
     def _within(self, smallest: float, largest: float) -> bool:
         """Say whether no value of a batch exceeds the usual peak; then the rows need no check one by one."""
         low, high = self.settings.low, self.settings.high
@@ -87,9 +91,6 @@ class RowCheck(Stateful):
         """Remember the usual peak, once the accepted rows have entered."""
         if self.usual_peak is None or result.usual_peak > float(self.usual_peak):
             self.usual_peak = torch.tensor(result.usual_peak, dtype=torch.float64)
-
-    def move(self, transfer: object) -> None:
-        """Stay on the host."""
 
 
 def _copies(flat: Tensor) -> Tensor:
@@ -111,20 +112,15 @@ class NoFiniteAnswer(Exception):  # noqa: N818 - a message between two methods o
 
 def without_refused(images: Tensor, refused: Mapping[int, str]) -> Tensor:
     """Return the images without the refused rows."""
-    if not refused:
-        return images
-    good = torch.ones(len(images), dtype=torch.bool, device=images.device)
-    good[list(refused)] = False
-    return images[good]
+    return images[_rows(images, refused)] if refused else images
 
 
 def split_useless(images: Tensor, examined: RowCheckResult) -> tuple[Tensor, Tensor]:
-    """Return the images that were not refused, and which of them are useful."""
-    useful = torch.ones(len(images), dtype=torch.bool, device=images.device)
-    useful[list(examined.useless)] = False
-    accepted = torch.ones_like(useful)
-    accepted[list(examined.refused)] = False
-    return without_refused(images, examined.refused), useful[accepted]
+    """Return the images that were not refused, and the places of the useful ones among them."""
+    kept = [row for row in range(len(images)) if row not in examined.refused]
+    useless = {place: "" for place, row in enumerate(kept) if row in examined.useless}
+    accepted = without_refused(images, examined.refused)
+    return accepted, _rows(accepted, useless)
 
 
 def refused_as_zeros(logits: Tensor, refused: Mapping[int, str], count: int) -> Tensor:
@@ -132,9 +128,12 @@ def refused_as_zeros(logits: Tensor, refused: Mapping[int, str], count: int) -> 
     if not refused:
         return logits
     whole = logits.new_zeros(count, logits.shape[1])
-    good = [row for row in range(count) if row not in refused]
-    whole[good] = logits
-    return whole
+    return whole.index_copy(0, _rows(whole, refused), logits)
+
+
+def _rows(batch: Tensor, without: Mapping[int, str]) -> Tensor:
+    """Return the places of a batch that are not in `without`, on its device; a mask would be read on the host."""
+    return torch.tensor([row for row in range(len(batch)) if row not in without], dtype=torch.int64).to(batch.device)
 
 
 def nonfinite_as_zeros(logits: Tensor) -> Tensor:

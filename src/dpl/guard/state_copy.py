@@ -11,30 +11,38 @@ from dpl.core.state import Stateful
 from dpl.methods.base import Method
 from dpl.methods.model_state import State, stays_on_host
 
-__all__ = ["SavedState", "all_finite", "is_finite_after_step", "relative_change"]
+__all__ = ["SavedState", "all_finite", "are_finite", "bounds", "bounds_after_step", "relative_change"]
 
 _SMALL = 4096  # values of a tensor
 _HUGE = 1e30  # the next sum or square overflows
 
 
-def is_finite_after_step(method: Method[Any], logits: Tensor) -> bool:
-    """Return whether logits, loss and every parameter that trains are finite (a bad gradient shows in those)."""
+def bounds_after_step(method: Method[Any], logits: Tensor) -> Tensor:
+    """Return the bounds of logits, loss and every parameter that trains (a bad gradient shows in those)."""
     loss = method.facts.get("loss")
     values = [logits, *method.trainable.values()]
-    return all_finite([*values, loss] if isinstance(loss, Tensor) else values)
+    return bounds([*values, loss] if isinstance(loss, Tensor) else values)
+
+
+def all_finite(values: Iterable[Tensor]) -> bool:
+    """Say whether all floating-point tensors are finite, and so small that sums of theirs are; the host waits once."""
+    return are_finite(bounds(values).tolist())
+
+
+def are_finite(bounds: Iterable[float]) -> bool:
+    """Say whether values between these bounds, read on the host, are finite, and so small that sums of theirs are."""
+    return all(abs(bound) <= _HUGE for bound in bounds)
 
 
 @torch.no_grad()
-def all_finite(values: Iterable[Tensor]) -> bool:
-    """Say whether all floating-point tensors are finite, and so small that sums of theirs are; the host waits once."""
+def bounds(values: Iterable[Tensor]) -> Tensor:
+    """Return the smallest and largest values of floating-point tensors, for `are_finite`; NaN is both."""
     floats = _joined([v for v in values if v.is_floating_point() and v.numel() > 0])
-    if not floats:
-        return True
-    bounds = [bound for value in floats for bound in torch.aminmax(value)]  # NaN is both
-    if len(floats) > 1:
-        kind, device = reduce(torch.promote_types, (bound.dtype for bound in bounds)), bounds[0].device
-        bounds = [bound.to(device, kind) for bound in bounds]
-    return all(abs(bound) <= _HUGE for bound in torch.stack(bounds).tolist())
+    found = [bound for value in floats for bound in torch.aminmax(value)]
+    if not found:
+        return torch.empty(0)
+    kind, device = reduce(torch.promote_types, (bound.dtype for bound in found)), found[0].device
+    return torch.stack([bound.to(device, kind) for bound in found])
 
 
 def _joined(values: list[Tensor]) -> list[Tensor]:
@@ -47,13 +55,14 @@ def _joined(values: list[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def relative_change(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """Return |new - old| / |old| over all pairs taken together."""
+def relative_change(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return |new - old| / |old| over all pairs taken together, on their device."""
     if not pairs:
-        return 0.0
+        return torch.zeros(())
     new, old = [n.detach() for n, _ in pairs], [o for _, o in pairs]
     moved, size = (torch.stack(torch._foreach_norm(x)).norm() for x in (torch._foreach_sub(new, old), old))
-    return float(moved / size.clamp(min=1e-12))
+    change: Tensor = moved / size.clamp(min=1e-12)
+    return change
 
 
 class SavedState(Stateful):

@@ -25,7 +25,7 @@ def write_ring(memory: Tensor, rows: Tensor, start: int) -> int:
         raise InputError(f"rows have shape {tuple(rows.shape)}, which does not fit a ring of {tuple(memory.shape)}")
     size = len(memory)
     start = (start + max(len(rows) - size, 0)) % size
-    rows = rows.detach()[-size:]
+    rows = rows.detach()[max(0, len(rows) - size) :]
     until_end = min(len(rows), size - start)
     memory[start : start + until_end] = rows[:until_end]
     memory[: len(rows) - until_end] = rows[until_end:]

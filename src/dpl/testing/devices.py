@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dpl.methods.model_state import stays_on_host
 from dpl.model.adaptive import AdaptiveModel
 from dpl.testing.checks import Subject
 
@@ -144,10 +145,12 @@ def _reads_of(call: Callable[[Tensor], Tensor], images: Tensor) -> Counter[str]:
 
 
 def _everything_moved(model: AdaptiveModel) -> None:
-    """Require that parameters, buffers and the method's tensors are on the device; numbers and counts stay."""
+    """Require that weights and the tensors of method, guard and estimate are on the device; numbers and counts stay."""
     left = [name for name, value in model.model.state_dict(keep_vars=True).items() if value.device != _META]
     left += [name for name, parameter in model.method.trainable.items() if parameter.device != _META]
-    counters = model.method.counters()
-    left += [n for n, value in model.method.state().items() if n not in counters and value.device != _META]
+    for part in (model.method, model.guard, model.watch):
+        state, on_host = ({}, set[str]()) if part is None else (part.state(), part.counters())
+        stay = on_host | {name for name in state if stays_on_host(name.removeprefix("good."))}
+        left += [name for name, value in state.items() if name not in stay and value.device != _META]
     if left:
         raise AssertionError(f"these were left on the CPU: {left[:4]}")

@@ -23,8 +23,7 @@ def with_head_rate(
     if not body or not head:
         return make(parameters)
     named = make(body | head)
-    named.optimizer.param_groups[0]["params"] = list(body.values())
-    named.optimizer.add_param_group({"params": list(head.values()), "lr": lr})
+    named.give_rate(head, lr)
     return named
 
 
