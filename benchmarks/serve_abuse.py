@@ -127,7 +127,7 @@ def many_kills(folder: Path, args: argparse.Namespace) -> None:
 
 def hostile_requests(folder: Path, _args: argparse.Namespace) -> None:
     trace = folder / "trace"
-    server = Process(folder, "--max-body", str(4 * MEGABYTE))
+    server = Process(folder, "--max-body", str(4 * MEGABYTE), "--timeout", "300")  # a busy machine refuses nothing
     try:
         with httpx.Client(base_url=server.url, timeout=300) as http:
             http.post("/v1/streams/known/predict", **raw(batch(1))).raise_for_status()

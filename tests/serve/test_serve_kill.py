@@ -158,6 +158,18 @@ def test_a_step_that_hangs_delays_no_stop_and_costs_no_other_stream(
         assert_same_state(state, after(3))
 
 
+def test_a_program_that_runs_the_command_lives_on_after_its_stop(tmp_path: Path) -> None:
+    """The time of a stop is for a step that hangs; here none does."""
+    lives = "import atexit, time; atexit.register(lambda: (time.sleep(5), print('alive', flush=True)))"
+    server = Process(tmp_path, "--stop-seconds", "4", prelude=lives)
+    body, kind = json.dumps({"arrays": batch(0).tolist()}), {"Content-Type": "application/json"}
+    httpx.post(f"{server.url}/v1/streams/cam/predict", content=body, headers=kind, timeout=60)  # decoders have started
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.stdout is not None
+    assert server.process.stdout.read() == b"alive\n"
+    server.kill()
+
+
 def test_few_open_files_and_for_a_while_no_memory(tmp_path: Path) -> None:
     """As after `ulimit -n 64`, and with no more address space than the process has."""
     files = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"

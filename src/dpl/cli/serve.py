@@ -305,4 +305,8 @@ def _serve(args: argparse.Namespace, place: socket.socket, server: "Server") -> 
                 faulthandler.dump_traceback_later(max(settings.stop_seconds, 1.0), exit=True)
             super().handle_exit(sig, frame)
 
-    Runner(config).run(sockets=[place])
+    try:
+        Runner(config).run(sockets=[place])
+    finally:
+        if server.engine.is_idle:  # else the process would wait for the thread that hangs
+            faulthandler.cancel_dump_traceback_later()

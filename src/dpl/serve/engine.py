@@ -217,6 +217,11 @@ class Engine:
                 "dpl_step_seconds": self.context.step_seconds,
             }
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no thread runs a job, or will."""
+        return not self._turns
+
     def begin_stop(self) -> None:
         """Accept no more requests; the time that a stop may take begins."""
         self.accepting = False
