@@ -31,7 +31,7 @@ def pages() -> dict[str, str]:
     kinds = [get_method(name) for name in list_methods()]
     methods = {f"methods/{kind.info.name}.md": method_page(kind, runs, measured) for kind in kinds}
     return methods | {
-        "devices.md": devices_page(data / "devices.json"),
+        "devices.md": devices_page(data / "devices.json", data / "other_device.json"),
         "methods.md": methods_page(kinds),
         "reference/cli.md": cli_page(),
         "reference/guard.md": guard_page(),

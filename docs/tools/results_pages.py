@@ -52,14 +52,26 @@ def _points(error: float | None) -> str:
     return "–" if error is None else f"{error:.1f}"
 
 
-def devices_page(file: Path) -> str:
+def devices_page(file: Path, other: Path) -> str:
     """Return the page of what every method does on a device as Markdown."""
-    columns = ("moves", "bfloat16", "float16")
+    numbers, columns = ("reads", "guard", "estimate"), ("moves", "bfloat16", "float16")
     found = json.loads(file.read_text())
     rows = [
-        [f"`{row['method']}`", row["reads"], *("yes" if row[key] else "no" for key in columns)] for row in found["rows"]
+        [f"`{row['method']}`", *(row[key] for key in numbers), *("yes" if row[key] else "no" for key in columns)]
+        for row in found["rows"]
     ]
-    return render("devices.md.jinja", rows=rows, about=found)
+    compared = json.loads(other.read_text()) if other.exists() else {"rows": {}}
+    there = [_on_other_device(task, row) for task, row in compared["rows"].items()]
+    return render("devices.md.jinja", rows=rows, about=found, there=there, about_other=compared)
+
+
+def _on_other_device(task: str, row: dict[str, Any]) -> list[str]:
+    name, _, guarded = task.partition(" ")
+    name = f"`{name}`, guarded" if guarded else f"`{name}`"
+    if "error" in row:
+        return [name, "–", "–", "–", "–", row["error"]]
+    same = "yes" if all(row["exact"]) and row["events"] else "no"
+    return [name, *(_shown(row[key]) for key in ("logits", "state", "to_device", "to_cpu")), same]
 
 
 def _shown(difference: float | None) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dpl.core.errors import InputError
 from dpl.model.adaptive import AdaptiveModel
+from dpl.runs.online import send
 from dpl.serve.metrics import Metrics
 from dpl.serve.settings import ServeSettings
 from dpl.serve.store import Kind, StateDifference, StreamSnapshot, StreamStore
@@ -240,7 +241,7 @@ class Session:
 def _like_model(images: Tensor, model: AdaptiveModel) -> Tensor:
     """Return images on the model's device, in its precision."""
     like = next(model.model.parameters())
-    return images.to(like.device, like.dtype)
+    return send(images.to(like.dtype), like.device)
 
 
 def probe(model: AdaptiveModel, shape: tuple[int, ...]) -> tuple[int, bool]:
