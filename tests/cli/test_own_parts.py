@@ -1,5 +1,6 @@
 """A network and a method of one's own, by import path and by entry point."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from safetensors.torch import save_file
 import dpl
 from data.make import make_folder
 from dpl.backbones import create
-from dpl.bench import Store
 from dpl.cli import main
 from dpl.core.extras import import_object
 
@@ -84,9 +84,10 @@ def test_an_experiment_file_names_own_parts_by_their_place(here: Path) -> None:
     (here / "own.yaml").write_text(EXPERIMENT)
     done = run(here, "bench", "own.yaml", "--data", ".", "--out", "runs", "--workers", "2", "--json")
     assert done.returncode == 0, done.stderr
-    rows = list(Store(here / "runs").rows())
-    assert sorted(row["method"] for row in rows) == ["placed:Placed", "placed:Placed+dpl"]
-    assert all(row["updates"] == 3 for row in rows)
+    units = [json.loads(file.read_text()) for file in here.glob("runs/units/*/unit.json")]
+    assert sorted(unit["method"] for unit in units) == ["placed:Placed", "placed:Placed+dpl"]
+    records = [json.loads(file.read_text()) for file in here.glob("runs/units/*/results.jsonl")]
+    assert [record["updates"] for record in records] == [3, 3]
 
 
 @pytest.mark.parametrize(

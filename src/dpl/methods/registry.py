@@ -68,10 +68,10 @@ def get_method(name: str) -> type["Method[Any]"]:
 def _registered_name(place: str) -> str:
     """Import a method class and return the name that it registered."""
     found = import_object(place)
-    name = getattr(getattr(found, "info", None), "name", None)
+    name = str(getattr(getattr(found, "info", None), "name", ""))
     if _methods.get(name) is not found:
         raise SettingError(f"{place!r} is no method: expected a class with the decorator @register")
-    return str(name)
+    return name
 
 
 def list_methods() -> list[str]:
