@@ -58,8 +58,10 @@ def measures(record: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], clas
         "precision": 100 * right[tail & sure].mean() if (tail & sure).any() else np.nan,
         "seconds": 1000 * record["seconds_per_image"],
     }
-    if "surprise" in arrays:
+    if "surprise" in arrays:  # as the first runs have it
         found["nll"] = arrays["surprise"].astype(float).mean()
+    elif "log_likelihood" in arrays:
+        found["nll"] = -arrays["log_likelihood"].astype(float).mean()
     found |= {f"q{i}": 100 * part.mean() for i, part in enumerate(np.array_split(right, 4), 1)}
     return {name: round(float(value), 3) for name, value in found.items() if np.isfinite(value)}
 
