@@ -192,7 +192,7 @@ def _changed(kind: Kind) -> str:
 def _measured(name: str, measured: Sequence[Row]) -> list[list[str]]:
     wanted = [row for row in measured if re.fullmatch(rf"{re.escape(name)}( \(.*\)|\+dpl)?", row.label)]
     reference = [row for row in measured if row.label == "source" and name != "source"]
-    return [[row.label, row.norm, *row.figures] for row in [*wanted, *reference]] if wanted else []
+    return [[row.label, *row.figures] for row in [*wanted, *reference]] if wanted else []
 
 
 def _sentence(text: str) -> str:

@@ -25,11 +25,9 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Row:
-    """One method on the two streams of docs/results/all_methods.md."""
+    """One method on the streams of docs/results/all_methods.md."""
 
     label: str
-    norm: str
-    output: str
     figures: tuple[str, ...]
 
 
@@ -44,7 +42,7 @@ def read_all_methods(page: Path) -> list[Row]:
     lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]
     start = next(number for number, line in enumerate(lines) if line.startswith("| method |"))
     cells = [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in lines[start + 1 :]]
-    return [Row(label, norm, output, tuple(rest)) for label, norm, output, *rest in cells]
+    return [Row(label.replace("`", ""), tuple(figures)) for label, *figures in cells]
 
 
 def _method(run: str) -> str:
