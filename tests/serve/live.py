@@ -50,7 +50,7 @@ def network() -> nn.Module:
         return net.to(memory_format=torch.channels_last)  # as `dpl serve` has it: the last digits depend on it
 
 
-def adaptive(method: str = "tent", guard: bool = False) -> AdaptiveModel:
+def adaptive(method: str = "tent", guard: bool | dict[str, float] = False) -> AdaptiveModel:
     return dpl.adapt(network(), method, guard=guard)
 
 
