@@ -6,15 +6,13 @@ python benchmarks/conformance.py --devices docs/results/data/devices.json
 
 import argparse
 import json
-import platform
-import subprocess
 import sys
 import threading
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from origin import origin
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from conformance.subjects import labelled, names, subject
@@ -91,16 +89,6 @@ def device_record(name: str) -> dict[str, Any]:
     }
 
 
-def _origin(file: Path) -> dict[str, str]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-    return {
-        "command": f"python benchmarks/conformance.py --devices {file}",
-        "commit": commit.strip(),
-        "date": datetime.now(tz=UTC).date().isoformat(),
-        "machine": f"{platform.machine()}, torch {torch.__version__}",
-    }
-
-
 def main() -> int:
     """Run what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -117,7 +105,8 @@ def main() -> int:
         for name in names():
             rows.append(device_record(name))
             print(rows[-1], flush=True)
-        args.devices.write_text(json.dumps(_origin(args.devices) | {"rows": rows}, indent=1) + "\n")
+        about = origin(f"python benchmarks/conformance.py --devices {args.devices}")
+        args.devices.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
     return bool(changed or torn)
 
 

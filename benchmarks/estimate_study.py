@@ -15,16 +15,14 @@ streams are made of the others. Design: ResNet-20 on the streams of DESIGN. Repo
 import argparse
 import json
 import os
-import platform
-import subprocess
 import zlib
 from collections.abc import Iterator, Mapping
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from origin import origin
 from torch import Tensor, nn
 
 import dpl
@@ -39,6 +37,7 @@ from dpl.estimate.transport import assigned_probability
 from dpl.network.split import logits_of
 
 DATA = Path(os.environ.get("DPL_DATA", "data"))
+COMMAND = "DPL_DATA=DATA python benchmarks/estimate_study.py --out RUNS"
 HOME, ANCHORS, BATCH, WINDOW = 1000, 200, 200, 400
 COMMON = 0  # the class of streams of one class, and of 80 % of skewed ones
 SEVERITY = {"gaussian_noise": 3, "impulse_noise": 3}  # of 5, where 5 leaves nothing to recognise
@@ -263,17 +262,9 @@ def score(out: Path, target: Path) -> None:
             found.setdefault(("held out", kind), []).extend(windows)
             found.setdefault(("held out", "all"), []).extend(windows)
     rows = [summary(part, kind, windows) for (part, kind), windows in found.items()]
-    about = {"window": WINDOW, "labelled": HOME, "torch": torch.__version__} | origin() | {"rows": rows}
+    about = {"window": WINDOW, "labelled": HOME, "torch": torch.__version__} | origin(COMMAND) | {"rows": rows}
     target.write_text(json.dumps(about, indent=1) + "\n")
     print(json.dumps(rows, indent=1))
-
-
-def origin() -> dict[str, str]:
-    """Return what a page says about how its figures were made."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    command = "DPL_DATA=DATA python benchmarks/estimate_study.py --out RUNS"
-    machine = f"{platform.machine()}, torch {torch.__version__}"
-    return {"command": command, "commit": commit, "date": f"{date.today()}", "machine": machine}
 
 
 def summary(part: str, kind: str, windows: list[dict[str, Any]]) -> dict[str, Any]:

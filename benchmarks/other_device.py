@@ -11,17 +11,16 @@ again, it goes on where it was.
 import argparse
 import json
 import math
-import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from origin import origin
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -128,22 +127,11 @@ def measured(task: str, args: argparse.Namespace) -> dict[str, Any]:
     return {"error": lines[0] if lines else f"exit code {done.returncode}"}
 
 
-def _origin(args: argparse.Namespace) -> dict[str, str]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-    return {
-        "command": f"python benchmarks/other_device.py --device {args.device} --out {args.out}",
-        "commit": commit.strip(),
-        "date": datetime.now(tz=UTC).date().isoformat(),
-        "machine": f"{platform.machine()}, torch {torch.__version__}",
-        "device": args.device,
-    }
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Run every row that the file does not have yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="xla", help="xla, or any name that torch knows")
-    parser.add_argument("--out", type=Path, help="JSON file to write and to continue")
+    parser.add_argument("--out", type=Path, default=Path("other_device.json"), help="file to write and to continue")
     parser.add_argument("--methods", nargs="*", help="default: all")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds for one method")
     parser.add_argument("--task", help=argparse.SUPPRESS)
@@ -152,13 +140,14 @@ def main(words: Sequence[str] | None = None) -> int:
         name, _, guard = args.task.partition(" ")
         print(json.dumps(row(name, bool(guard), device_called(args.device))))
         return 0
+    about = origin(f"python benchmarks/other_device.py --device {args.device} --out {args.out}")
     found = json.loads(args.out.read_text()) if args.out.exists() else {"rows": {}}
     chosen = args.methods or names()
     for task in chosen + [f"{name} guarded" for name in GUARDED if name in chosen]:
         if "logits" not in found["rows"].get(task, {}):
             found["rows"][task] = measured(task, args)
             print(task, found["rows"][task], flush=True)
-            args.out.write_text(json.dumps(_origin(args) | {"rows": found["rows"]}, indent=1) + "\n")
+            args.out.write_text(json.dumps(about | found, indent=1) + "\n")
     return any("error" in one for one in found["rows"].values())
 
 

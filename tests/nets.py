@@ -111,3 +111,20 @@ def network(kind: str = "batch", seed: int = 0) -> nn.Module:
 def images(count: int = 8, seed: int = 0, size: int = 8) -> Tensor:
     """Random images; the same seed gives the same ones."""
     return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+class RecordedImages:
+    """Stands for images in the memory of this process, and records where they go: a test machine may have no GPU."""
+
+    is_cuda = False
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def pin_memory(self) -> "RecordedImages":
+        self.calls.append("pin_memory")
+        return self
+
+    def to(self, where: torch.device | torch.dtype, non_blocking: bool = False) -> "RecordedImages":
+        self.calls.append((str(where), non_blocking))
+        return self

@@ -7,7 +7,7 @@ import torch
 import dpl
 from dpl.runs.costs import Work
 from dpl.runs.online import evaluate, online, send
-from nets import images, network
+from nets import RecordedImages, images, network
 
 LABELS = torch.arange(8) % 3
 
@@ -61,26 +61,9 @@ def test_the_likelihood_of_the_true_class_is_collected() -> None:
     assert np.asarray(result.log_likelihoods)[result.known] == pytest.approx(expected[labels >= 0].numpy())
 
 
-class Recorded:
-    """Stands for images in the memory of this process; a test machine may have no GPU."""
-
-    is_cuda = False
-
-    def __init__(self) -> None:
-        self.calls: list[object] = []
-
-    def pin_memory(self) -> "Recorded":
-        self.calls.append("pin_memory")
-        return self
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Recorded":
-        self.calls.append((device.type, non_blocking))
-        return self
-
-
 @pytest.mark.parametrize(("device", "calls"), [("cpu", [("cpu", False)]), ("cuda", ["pin_memory", ("cuda", True)])])
 def test_a_copy_to_a_gpu_starts_from_pinned_memory_and_does_not_block(device: str, calls: list[object]) -> None:
-    recorded = Recorded()
+    recorded = RecordedImages()
     send(recorded, torch.device(device))  # type: ignore[arg-type]
     assert recorded.calls == calls
 

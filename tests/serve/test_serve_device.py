@@ -7,29 +7,13 @@ import pytest
 import torch
 
 from dpl.serve.session import _like_model
-
-
-class Recorded:
-    """Stands for images in the memory of this process."""
-
-    is_cuda = False
-
-    def __init__(self) -> None:
-        self.calls: list[object] = []
-
-    def pin_memory(self) -> "Recorded":
-        self.calls.append("pin_memory")
-        return self
-
-    def to(self, where: Any, non_blocking: bool = False) -> "Recorded":
-        self.calls.append((str(where), non_blocking))
-        return self
+from nets import RecordedImages
 
 
 @pytest.mark.parametrize(("device", "calls"), [("cpu", [("cpu", False)]), ("cuda", ["pin_memory", ("cuda", True)])])
 def test_images_go_to_a_gpu_from_pinned_memory_in_the_model_s_precision(device: str, calls: list[object]) -> None:
     like = SimpleNamespace(device=torch.device(device), dtype=torch.float64)
     model: Any = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([like])))
-    images: Any = Recorded()
+    images: Any = RecordedImages()
     _like_model(images, model)
     assert images.calls == [("torch.float64", False), *calls]

@@ -9,7 +9,7 @@ that hangs). They would spoil batch statistics and teach nothing, so they are an
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 import torch
@@ -118,7 +118,7 @@ def without_refused(images: Tensor, refused: Mapping[int, str]) -> Tensor:
 def split_useless(images: Tensor, examined: RowCheckResult) -> tuple[Tensor, Tensor]:
     """Return the images that were not refused, and the places of the useful ones among them."""
     kept = [row for row in range(len(images)) if row not in examined.refused]
-    useless = {place: "" for place, row in enumerate(kept) if row in examined.useless}
+    useless = {place for place, row in enumerate(kept) if row in examined.useless}
     accepted = without_refused(images, examined.refused)
     return accepted, _rows(accepted, useless)
 
@@ -131,7 +131,7 @@ def refused_as_zeros(logits: Tensor, refused: Mapping[int, str], count: int) -> 
     return whole.index_copy(0, _rows(whole, refused), logits)
 
 
-def _rows(batch: Tensor, without: Mapping[int, str]) -> Tensor:
+def _rows(batch: Tensor, without: Container[int]) -> Tensor:
     """Return the places of a batch that are not in `without`, on its device; a mask would be read on the host."""
     return torch.tensor([row for row in range(len(batch)) if row not in without], dtype=torch.int64).to(batch.device)
 

@@ -19,7 +19,7 @@ from dpl.core.errors import SettingError
 from dpl.core.numerics import at_least_float32, variance_and_mean
 
 __all__ = [
-    "AutoBlend", "BatchRule", "BatchStatistics", "BlendedStatistics", "MedianStatistics", "NormControl",
+    "FULL_BATCH", "AutoBlend", "BatchRule", "BatchStatistics", "BlendedStatistics", "MedianStatistics", "NormControl",
     "RecordedStatistics", "Rule", "RunningStatistics", "Statistics", "TrackRunning", "add_rule", "blend_with_running",
     "channel_statistics", "install", "normalise", "normalise_each", "parse_norm", "uninstall",
 ]  # fmt: skip
@@ -30,7 +30,7 @@ Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a
 # stand for also has `target_share(count)`: the share in them of the statistics of batches of `count` images, the rest
 # being the running ones (`dpl.model.export`).
 Rule = Callable[[_BatchNorm, Forward, Tensor, "NormControl"], Tensor]
-_SMALL = 32  # images of a batch below which its share stays
+FULL_BATCH = 32  # images; a smaller one has the same share of statistics, and a lower learning rate
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class AutoBlend:
     def share(self, count: int) -> Tensor:
         """The share of batch statistics for a batch of `count` images."""
         effective = self.effective_size(count)
-        return effective / (effective + self.prior * min(1.0, count / _SMALL))
+        return effective / (effective + self.prior * min(1.0, count / FULL_BATCH))
 
     def target_share(self, count: int) -> float:
         """The share that such a batch has now; reads it on the host."""

@@ -26,7 +26,7 @@ from torch.func import functional_call
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.network.norm import AutoBlend, RunningStatistics
+from dpl.network.norm import FULL_BATCH, AutoBlend, RunningStatistics
 from dpl.network.split import logits_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ __all__ = ["EffectiveBatch"]
 _LOOK = 16  # images of a batch that the source model predicts as well: more would cost, and batches are what counts
 _MEMORY = 64  # batches over which the sums are averaged, so that a stream may change its order
 _STANDARD_ERRORS = 2
-_FULL = 32  # effective images from which the learning rate is the given one
 _EPS = 1e-6
 
 
@@ -72,7 +71,7 @@ class EffectiveBatch(Stateful):
                 self.correlated = 1
                 self.model.restart(keep="effective_batch")
         for optimizer in self.model.method.optimizers.values():
-            optimizer.scale_lr((self.rule.effective_size(len(images)) / _FULL).clamp(max=1))
+            optimizer.scale_lr((self.rule.effective_size(len(images)) / FULL_BATCH).clamp(max=1))
 
     @torch.no_grad()
     def _source_predictions(self, images: Tensor) -> Tensor:
