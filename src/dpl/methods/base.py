@@ -252,9 +252,7 @@ class GradientMethod(Method[G]):
 
     def answer(self, images: Tensor, logits: Tensor) -> Tensor:
         """Return the logits from before the last update, or predict after it, as the settings say."""
-        if self.settings.output == "after":
-            return self.predict(images)
-        return logits.detach() if logits.requires_grad else logits
+        return logits if self.settings.output == "before" else self.predict(images)
 
     def forward(self, images: Tensor) -> Pass:
         """Return the pass that the loss learns from, with a graph.

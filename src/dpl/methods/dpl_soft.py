@@ -18,7 +18,7 @@ Every part is a setting: `norm`, `loss`, `reg_weight`, `answer`, `filter_k`, `sc
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -26,14 +26,14 @@ from torch import Tensor
 
 from dpl.core.random import Random
 from dpl.core.settings import setting
-from dpl.methods.base import GradientMethod, Objective, Term
-from dpl.methods.parts.regulariser import regularised
+from dpl.methods.base import Fact, GradientMethod, Objective, Term
+from dpl.methods.parts.prototype_family import MANY_CLASSES, SAMPLED_CLASSES
 from dpl.methods.parts.scaled_answer import AnsweredBySupports
 from dpl.methods.parts.supports import SupportSet, SupportSettings
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.objectives import confident_labels, dpl_soft, dpl_star, entropy, marginal_entropy
+from dpl.objectives import confident_labels, dpl_soft, dpl_star, entropy, marginal_entropy, prototype_regularization
 
 __all__ = ["DPLSoft", "DPLSoftSettings", "DPLSoftTerm"]
 
@@ -84,8 +84,10 @@ class DPLSoftTerm(Term):
         enough = torch.full((), len(out.logits) > 1, device=contrast.device)
         if s.reg_weight == 0:
             return Objective(contrast, enough)
-        both = regularised(contrast, w, self.supports.sums, s.temperature, s.reg_weight, self.random)  # Eq. 6 and 7
-        return replace(both, should_step=enough)
+        some = self.random.integers(len(w), SAMPLED_CLASSES) if len(w) > MANY_CLASSES else None
+        regulariser = prototype_regularization(w, self.supports.sums, s.temperature, some)  # Eq. 6
+        facts: dict[str, Fact] = {"contrast": contrast.detach(), "regulariser": regulariser.detach()}
+        return Objective(contrast + s.reg_weight * regulariser, enough, facts)  # Eq. 7
 
     def restart(self) -> None:
         """Start the support set from the classifier's rows again."""
