@@ -42,9 +42,10 @@ __all__ = ["DPLSoft", "DPLSoftSettings", "DPLSoftTerm"]
 class DPLSoftSettings(GradientSettings, SupportSettings, norm="auto", lr=5e-5, scope="all"):
     """Settings of soft DPL."""
 
-    loss: Literal["soft", "star", "information", "entropy", "none"] = setting(
-        "soft",
-        "what is minimised: soft DPL; Eq. 4 over samples above `confidence`; SHOT-IM's or TENT's loss; nothing",
+    loss: Literal["soft", "information", "soft+information", "star", "entropy", "none"] = setting(
+        "soft+information",
+        "what is minimised: soft DPL, SHOT-IM's loss or their sum, Eq. 4 over samples above `confidence`, TENT's loss, "
+        "or nothing",
     )
     confidence: float = setting(0.9, "alpha, for loss='star' alone", low=0, high=1)
     temperature: float = setting(0.1, "tau: temperature of the cosine similarities", low=1e-4)
@@ -57,6 +58,7 @@ _LOSSES: dict[str, Callable[[Pass, Tensor, DPLSoftSettings], Tensor]] = {
     "soft": lambda out, w, s: dpl_soft(out.z, w, out.probabilities, s.temperature),
     "star": lambda out, w, s: dpl_star(out.z, w, confident_labels(out.reference, s.confidence), s.temperature),
     "information": lambda out, _w, _s: entropy(out.logits).mean() - marginal_entropy(out.logits),
+    "soft+information": lambda out, w, s: _LOSSES["soft"](out, w, s) + _LOSSES["information"](out, w, s),
     "entropy": lambda out, _w, _s: entropy(out.logits).mean(),
     "none": lambda out, _w, _s: out.z.new_zeros(()),
 }
