@@ -5,14 +5,15 @@ unsure, hardly any sample is, and nothing is learned. Here every sample takes pa
 
     R_ik = p_k(x_i), without gradient;   s_ik = <w_k, z_i>/tau (cosine);   pi_k = min(1, sum_i R_ik)
     L_SOFT = sum_k pi_k (log sum_i e^{s_ik} - log sum_i R_ik e^{s_ik}) / sum_k pi_k          instead of Eq. 4
+    L_IM = mean_i H(p(x_i)) - H(mean_i p(x_i))                                               SHOT-IM's loss
     z*_k = mean direction of the 20 features of lowest entropy predicted as k (T3A's support set)  instead of Eq. 5
-    L = L_SOFT + beta L_REG(w, z*)                                                           Eq. 6 and 7 of the paper
+    L = L_SOFT + L_IM + beta L_REG(w, z*)                                                    Eq. 6 and 7 of the paper
     answer: logit_k(x) = a <z(x), z*_k>, a: so that the logits of a batch spread as the classifier's do
 
 Updates: all parameters, once for each batch, and the support set. Statistics: norm="auto", the share of batch
-statistics that the effective size of the batch allows; a network without BatchNorm goes without. Needs: a linear
-classifier. Output: the batch enters the support set first and is predicted then, with the weights from before the
-update. A batch of one has no contrast and changes no weight.
+statistics that the effective size of the batch and the size of the shift allow; a network without BatchNorm goes
+without. Needs: a linear classifier. Output: the batch enters the support set first and is predicted then, with the
+weights from before the update. A batch of one has no contrast and changes no weight.
 
 Every part is a setting: `norm`, `loss`, `reg_weight`, `answer`, `filter_k`, `scope`, `lr`.
 """

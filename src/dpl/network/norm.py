@@ -19,10 +19,10 @@ from dpl.core.errors import SettingError
 from dpl.core.numerics import at_least_float32, variance_and_mean
 
 __all__ = [
-    "FULL_BATCH", "AutoBlend", "BatchRule", "BatchStatistics", "BlendedStatistics", "MeasuredShift", "MedianStatistics",
-    "NormControl",
-    "RecordedStatistics", "Rule", "RunningStatistics", "Statistics", "TrackRunning", "add_rule", "blend_with_running",
-    "channel_statistics", "install", "normalise", "normalise_each", "parse_norm", "uninstall",
+    "ENOUGH", "FULL_BATCH", "AutoBlend", "BatchRule", "BatchStatistics", "BlendedStatistics", "MeasuredShift",
+    "MedianStatistics", "NormControl", "RecordedStatistics", "Rule", "RunningStatistics", "Statistics", "TrackRunning",
+    "add_rule", "blend_with_running", "channel_statistics", "install", "normalise", "normalise_each", "parse_norm",
+    "uninstall",
 ]  # fmt: skip
 
 Forward = Callable[[Tensor], Tensor]  # a layer's original forward
@@ -32,6 +32,7 @@ Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a
 # being the running ones (`dpl.model.export`).
 Rule = Callable[[_BatchNorm, Forward, Tensor, "NormControl"], Tensor]
 FULL_BATCH = 32  # images; a smaller one has the same share of statistics, and a lower learning rate
+ENOUGH = 16  # images of a batch that tell how far it has shifted, and how alike its images are
 _TINY = 1e-9
 
 
@@ -214,6 +215,13 @@ class MeasuredShift:
             excess = (means.mean(dim=0) - layer.running_mean).square() - by_chance
             self.by_layer.append((excess / (layer.running_var + layer.eps)).mean())
         return RunningStatistics()(layer, forward, x, control)
+
+    def added_to(self, before: Tensor, images: int) -> Tensor:
+        """Return the average over layers, and over the images before if these are fewer than `ENOUGH`."""
+        if not self.by_layer or images < 2:  # one image has no spread
+            return before
+        now = torch.stack(self.by_layer).mean().nan_to_num().to(before.dtype)  # a broken image must not stay
+        return torch.where(before.isinf(), now, before).lerp(now, min(1.0, images / ENOUGH))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from torch.func import functional_call
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.network.norm import FULL_BATCH, AutoBlend, MeasuredShift
+from dpl.network.norm import ENOUGH, FULL_BATCH, AutoBlend, MeasuredShift
 from dpl.network.split import logits_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EffectiveBatch"]
 
-_LOOK = 16  # images of a batch that the source model predicts as well: more would cost, and batches are what counts
 _MEMORY = 64  # batches over which the sums are averaged, so that a stream may change its order
 _STANDARD_ERRORS = 2
 _EPS = 1e-6
@@ -69,7 +68,7 @@ class EffectiveBatch(Stateful):
     def look(self, images: Tensor) -> None:
         """Measure rho and the shift with this batch, before the method predicts it."""
         if len(images) > 1:
-            self._add(self._source_predictions(images[:: -(-len(images) // _LOOK)]))
+            self._add(self._source_predictions(images[:: -(-len(images) // ENOUGH)]))
             self.follow()
             # The one value that is read on the host, until it is first positive: a return to the source changes the
             # shapes of memories, which no tensor can decide.
@@ -86,11 +85,8 @@ class EffectiveBatch(Stateful):
         measured = MeasuredShift()
         with self.model.network.norm.using(measured):
             logits = logits_of(functional_call(self.model.network.module, self.model.source_parameters(), (images,)))
-        if measured.by_layer:
-            now = torch.stack(measured.by_layer).mean().nan_to_num()  # one broken image must not stay in the sums
-            before = torch.where(self.shift.isinf(), now, self.shift)
-            self.shift = before.lerp(now.to(before.dtype), min(1.0, len(images) / _LOOK))
-        return at_least_float32(logits).softmax(dim=1).nan_to_num()
+        self.shift = measured.added_to(self.shift, len(images))
+        return at_least_float32(logits).softmax(dim=1).nan_to_num()  # one broken image must not stay in the sums
 
     def _add(self, predictions: Tensor) -> None:
         """Add one batch of predictions [m, C] to the sums, and compute rho."""
