@@ -1,7 +1,7 @@
 """The guard on streams that it was not tuned on: accuracy of source, unguarded and guarded model.
 
     DPL_DATA=/path/to/data python benchmarks/guard_table.py --out runs/guard --network resnet20
-    DPL_DATA=/path/to/data python benchmarks/guard_table.py --out runs/guard --sensitivity  # each setting halved, doubled
+    DPL_DATA=/path/to/data python benchmarks/guard_table.py --out runs/guard --sensitivity  # half and twice each
 
 Resumable: one line of OUT/guard.jsonl for each network, stream, method and mode. Modes: `off`, `on` (guard=True),
 `calibrated` (guard=True with 500 labelled source images), and `limit=4`, one setting changed. `DPL_DATA` is that of
