@@ -10,7 +10,7 @@ from dpl.core.numerics import is_autocast_on
 from dpl.methods.base import Source
 from dpl.network import Network
 
-__all__ = ["Labelled", "as_batches", "check_batch", "with_advice"]
+__all__ = ["Labelled", "as_batches", "check_batch", "is_out_of_memory", "with_advice"]
 
 Labelled = Source | tuple[Tensor, Tensor] | None  # batches of (images, labels), or one such pair
 
@@ -47,10 +47,14 @@ def check_batch(images: Tensor, network: Network) -> None:
         raise InputError(f"images {problem}")
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, of a GPU or of the machine."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
 def with_advice(error: BaseException, images: Tensor) -> BaseException:
     """Return the error of a step; where memory ran out, with what to do."""
-    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-    if not out_of_memory:
+    if not is_out_of_memory(error):
         return error
     advice = f"a batch of {len(images)} images needs more memory than there is; nothing has changed"
     return type(error)(f"{advice}: use a smaller batch ({error})")

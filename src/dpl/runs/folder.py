@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpl.core.errors import DataError, SnapshotError
+from dpl.core.errors import DataError, InputError, SnapshotError
 from dpl.core.files import naming
 from dpl.data import Batch, ImageSet, batches
 from dpl.data.transforms import Evaluation
 from dpl.model.adaptive import AdaptiveModel, load
+from dpl.model.inputs import is_out_of_memory
 from dpl.network.split import logits_of
 from dpl.runs.costs import forget_peak
 from dpl.runs.online import BatchResult, online
@@ -118,7 +119,7 @@ def run_folder(
     if length is not None and result.position >= len(run.images):
         return result
     forget_peak()
-    with _predictions_file(run, length) as file:
+    with _predictions_file(run, length) as file, _memory_advice(run, result):
         writer = csv.writer(file)
         for step in online(model, _readable(run, result), record.work):
             record.note(step, model.guard)
@@ -170,6 +171,21 @@ def _predictions_file(run: FolderRun, length: int | None) -> Iterator[IO[str]]:
             file.seek(length)
             file.truncate()
         yield file
+
+
+@contextmanager
+def _memory_advice(run: FolderRun, result: FolderResult) -> Iterator[None]:
+    """Say in one sentence where memory ran out and what to do; the last snapshot is left as it is."""
+    try:
+        yield
+    except Exception as error:  # of any kind: a network's own is told as an InputError
+        if not is_out_of_memory(error):
+            raise
+        resume = f"; the same command resumes from {run.snapshot}, another batch size needs another --snapshot folder"
+        raise InputError(
+            f"memory ran out after {result.position} of {len(run.images)} images: use a smaller --batch-size than "
+            f"{run.batch_size}{resume if run.snapshot is not None and run.snapshot.exists() else ''}"
+        ) from error
 
 
 def _readable(run: FolderRun, result: FolderResult) -> Iterator[tuple[Tensor, Batch]]:
