@@ -59,7 +59,8 @@ class DecoderPool:
             try:
                 return await asyncio.wrap_future(answer)
             except asyncio.CancelledError:
-                worker.kill()
+                if not answer.done():  # else the process may work for somebody else by now
+                    worker.kill()
                 raise
 
     def close(self) -> None:
