@@ -113,10 +113,22 @@ def test_memory_that_runs_out_in_a_step_is_told_in_one_line(
         hook.remove()
     *_progress, line = capsys.readouterr().err.strip().splitlines()
     assert re.match(r"dpl adapt: memory ran out after 16 of 21 images: use a smaller --batch-size than 8", line)
-    assert ("the same command resumes" in line) == snapshot
+    assert ("the same command again resumes" in line) == snapshot
+    other = ["--batch-size", "4", "--snapshot", str(tmp_path / "other"), "--out", str(tmp_path / "other.csv")]
+    assert main([*command, *other]) == 0
+    capsys.readouterr()
     assert main(command) == 0
     assert ("resumed" in capsys.readouterr().out) == snapshot
     assert result("adapt", tmp_path) == result("adapt", place / "good")
+
+
+def test_memory_that_runs_out_before_the_first_batch_is_told_in_one_line(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dpl.cli.adapt.load_source", lambda _args: torch.empty(2**50))
+    assert main(words("adapt", place, tmp_path)) == 2
+    assert capsys.readouterr().err.startswith("dpl adapt: memory ran out before the first batch: use a smaller --model")
+    assert not (tmp_path / "predictions.csv").exists()
 
 
 @pytest.fixture
