@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -55,10 +55,6 @@ class Metrics:
         self.snapshots.labels("written" if good else "failed").inc()
         if good:
             self.snapshot_seconds.observe(seconds)
-
-    def text(self) -> bytes:
-        """Return all figures in Prometheus' text format."""
-        return generate_latest(self.registry)
 
 
 class Gauges(Collector):

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -189,23 +190,25 @@ def serve_on_ray(
     try:
         serve.start(http_options={"location": "HeadOnly" if options.address is None else "EveryNode", **http})
         serve.run(_application(serve, build, settings, tokens, options), name=_APPLICATION, route_prefix="/")
-        yield serve.get_deployment_handle("replica-0", _APPLICATION).about.remote().result()
+        names = [f"replica-{index}" for index in range(options.replicas)]
+        replicas = [serve.get_deployment_handle(name, _APPLICATION) for name in names]
+        try:
+            yield replicas[0].about.remote().result()
+        finally:
+            _stop(replicas, settings.stop_seconds)
     finally:
-        _stop_replicas(serve, settings, options)
         serve.delete(_APPLICATION)
         if options.address is None:
             serve.shutdown()
         ray.shutdown()
 
 
-def _stop_replicas(serve: Any, settings: ServeSettings, options: RaySettings) -> None:
+def _stop(replicas: list[Any], seconds: float) -> None:
     """Let all replicas save their streams at once; one that is down or too late is Ray's to end."""
-    with suppress(Exception):
-        names = [f"replica-{index}" for index in range(options.replicas)]
-        stops = [serve.get_deployment_handle(name, _APPLICATION).stop.remote() for name in names]
-        for stop in stops:
-            with suppress(Exception):
-                stop.result(timeout_s=settings.stop_seconds)
+    end = time.monotonic() + seconds
+    for stopped in [replica.stop.remote() for replica in replicas]:
+        with suppress(Exception):
+            stopped.result(timeout_s=max(0.1, end - time.monotonic()))
 
 
 def _connect(ray: Any, options: RaySettings) -> None:
