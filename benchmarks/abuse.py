@@ -42,6 +42,7 @@ from abuse.streams import iid, network
 from abuse.subjects import adapted, methods
 from dpl.backbones import create
 from dpl.core.errors import DplError, SnapshotCorrupt
+from dpl.methods import list_methods
 from dpl.snapshot import SnapshotStore
 
 Facts = dict[str, Any]
@@ -73,9 +74,10 @@ def tasks(args: argparse.Namespace) -> Iterator[Task]:
         yield Task("bad rows", method, lambda m=method: endurance.bad_rows_leave_no_trace(m) or {})
         yield Task("reset", method, lambda m=method: endurance.resetting_is_exact(m, images(100, args.scale)) or {})
         yield Task("resume", method, lambda m=method: resume(m, args.scale, args.seed))
+    with_digits = [method for method in args.methods if method in methods()]
     for guard in (True, False):
         for scenario in args.scenarios:
-            for method in args.methods:
+            for method in with_digits:
                 name = f"{method}, {scenario}, {'on' if guard else 'off'}"
                 yield Task("streams", name, lambda m=method, s=scenario, g=guard: asdict(play(m, s, g, args.scale)))
     yield Task("soak", "tent", lambda: soak(args.scale))
@@ -182,7 +184,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/abuse"))
     parser.add_argument("--parts", nargs="*", help="kills damage malicious alarms cost streams ... (default: all)")
-    parser.add_argument("--methods", nargs="*", default=methods())
+    parser.add_argument("--methods", nargs="*", default=list_methods())
     parser.add_argument("--scenarios", nargs="*", default=list(SCENARIOS))
     parser.add_argument("--guard", choices=("on", "off", "both"), default="both", help="of the streams")
     parser.add_argument("--scale", type=float, default=1.0, help="length of the streams")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import dpl
-from abuse.streams import iid, network
-from abuse.subjects import adapted, source_of
+from abuse.streams import iid
+from abuse.subjects import adapted, network_for, source_of
 from dpl.methods import get_method
 from dpl.snapshot import SnapshotStore
 
@@ -55,16 +55,16 @@ def resuming_is_exact(name: str, folder: Path, batches: Sequence[Tensor], cuts: 
         answers.append(model(batch))
     source = source_of(name) if get_method(name).info.source == "always" else None
     for cut in cuts:
-        resumed = dpl.load(folder / str(cut), network(), source=source)
+        resumed = dpl.load(folder / str(cut), network_for(name), source=source)
         for batch, expected in zip(batches[cut:], answers[cut:], strict=True):
             assert torch.equal(resumed(batch), expected), f"differs after a cut at batch {cut}"
 
 
 def resetting_is_exact(name: str, batches: Sequence[Tensor]) -> None:
     """A reset brings back every bit; hooks, random numbers and the caller's network are as before."""
-    model = adapted(name)
-    before, hooks = model.state_dict(), _hooks(model)
-    random, shipped = torch.get_rng_state(), copy.deepcopy(network().state_dict())
+    network = network_for(name)
+    model, shipped = adapted(name), copy.deepcopy(network.state_dict())
+    before, hooks, random = model.state_dict(), _hooks(model), torch.get_rng_state()
     first = model(batches[0])
     for batch in batches[1:]:
         model(batch)
@@ -73,7 +73,7 @@ def resetting_is_exact(name: str, batches: Sequence[Tensor]) -> None:
     assert torch.equal(model(batches[0]), first)
     assert torch.equal(torch.get_rng_state(), random)
     assert _hooks(model) == hooks
-    assert same(shipped, dict(network().state_dict()))
+    assert same(shipped, dict(network.state_dict()))
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:

@@ -1,21 +1,24 @@
-"""Every registered method on the tiny network, set up so that a step takes milliseconds; and the score of a stream."""
+"""Every registered method on a tiny network, set up so that a step takes milliseconds; and the score of a stream."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import dpl
 from abuse.streams import Batch, network
 from dpl.methods import get_method, list_methods
+from nets import network as small_network
 from parity.tiny import source_images
 
 # Only what makes a step quick; everything else is the method's default.
 QUICK: dict[str, dict[str, Any]] = {
     "adacontrast": {"queue_size": 256},
     "cotta": {"views": 4},
+    "foa": {"population": 4},
     "memo": {"views": 2},
     "rmt": {"warmup_samples": 640, "prototype_samples": 640},
 }
@@ -23,14 +26,24 @@ BATCH_STATISTICS = ["norm", "tent", "eta", "sar", "roid", "cotta", "tsd"]
 
 
 def methods() -> list[str]:
-    return [name for name in list_methods() if name != "foa"]  # which needs a transformer
+    """Return the methods that run on the network for digits; FOA puts prompts into a transformer."""
+    return [name for name in list_methods() if name != "foa"]
+
+
+def network_for(name: str) -> nn.Module:
+    """Return the network of a method: the one for digits, or a transformer with random weights."""
+    return transformer() if name == "foa" else network()
+
+
+@cache
+def transformer() -> nn.Module:
+    return small_network("tokens")
 
 
 def adapted(name: str, guard: Any = True, **settings: Any) -> dpl.AdaptiveModel:
-    """Wrap the tiny network."""
-    return dpl.adapt(
-        network(), name, source=source_of(name), guard=guard, layout="as_is", **(QUICK.get(name, {}) | settings)
-    )
+    """Wrap the network of a method."""
+    chosen = QUICK.get(name, {}) | settings
+    return dpl.adapt(network_for(name), name, source=source_of(name), guard=guard, layout="as_is", **chosen)
 
 
 def source_of(name: str) -> tuple[Tensor, Tensor] | None:
@@ -38,7 +51,7 @@ def source_of(name: str) -> tuple[Tensor, Tensor] | None:
     if get_method(name).info.source == "never":
         return None
     images, labels = source_images(torch.float32)
-    return images[:320], labels[:320]
+    return images[:320], labels[:320] % network_for(name)(images[:1]).shape[1]
 
 
 @dataclass

@@ -7,10 +7,11 @@ import dpl
 from abuse.endurance import bad_rows_leave_no_trace, spoil
 from abuse.scenarios import contentless
 from abuse.streams import disturbing, extreme, iid, poisoned
-from abuse.subjects import adapted, methods, run, source_score
+from abuse.subjects import adapted, run, source_score
+from dpl.methods import list_methods
 
 
-@pytest.mark.parametrize("name", methods())
+@pytest.mark.parametrize("name", list_methods())
 def test_bad_rows_leave_no_trace(name: str) -> None:
     bad_rows_leave_no_trace(name, after=2)
 

@@ -5,6 +5,7 @@ Whatever happens, the next run on the same folder ends with the result of an und
 
 import itertools
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bench.tiny import make_weights, write_yaml
 from data.make import make_pacs
@@ -86,6 +88,47 @@ def test_too_little_memory(command: str, place: Path, tmp_path: Path) -> None:
     """As after `ulimit -v 700000`: PyTorch starts, and some later request for memory is refused."""
     assert limited(command, place, tmp_path, resource.RLIMIT_AS, 700 * 2**20) != 0
     assert_good(command, place, tmp_path)
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_memory_that_runs_out_in_a_step_is_told_in_one_line(
+    snapshot: bool, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The system really refuses; with a snapshot the same command then resumes to the same predictions."""
+    command, calls, most = words("adapt", place, tmp_path), 0, sys.maxsize
+    command += ["--snapshot", str(tmp_path / "model"), "--save-every", "1"] if snapshot else []
+
+    def ask_for_too_much(_layer: torch.nn.Module, _inputs: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > most:
+            torch.empty(2**50)
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(ask_for_too_much)
+    try:
+        assert main(words("adapt", place, tmp_path / "count")) == 0
+        calls, most = 0, calls - 3  # in the last batch
+        assert main(command) == 2
+    finally:
+        hook.remove()
+    *_progress, line = capsys.readouterr().err.strip().splitlines()
+    assert re.match(r"dpl adapt: memory ran out after 16 of 21 images: use a smaller --batch-size than 8", line)
+    assert ("the same command again resumes" in line) == snapshot
+    other = ["--batch-size", "4", "--snapshot", str(tmp_path / "other"), "--out", str(tmp_path / "other.csv")]
+    assert main([*command, *other]) == 0
+    capsys.readouterr()
+    assert main(command) == 0
+    assert ("resumed" in capsys.readouterr().out) == snapshot
+    assert result("adapt", tmp_path) == result("adapt", place / "good")
+
+
+def test_memory_that_runs_out_before_the_first_batch_is_told_in_one_line(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dpl.cli.adapt.load_source", lambda _args: torch.empty(2**50))
+    assert main(words("adapt", place, tmp_path)) == 2
+    assert capsys.readouterr().err.startswith("dpl adapt: memory ran out before the first batch: use a smaller --model")
+    assert not (tmp_path / "predictions.csv").exists()
 
 
 @pytest.fixture

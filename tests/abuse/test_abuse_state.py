@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import dpl
 from abuse.endurance import resetting_is_exact, resuming_is_exact, soak
 from abuse.streams import iid, network, one_class
-from abuse.subjects import adapted, methods
+from abuse.subjects import adapted
+from dpl.methods import list_methods
 
 
 def stream() -> list[torch.Tensor]:
@@ -20,7 +21,7 @@ def stream() -> list[torch.Tensor]:
     return [images for images, _ in one_class("noise", 16 * 4, size=16) + iid("noise", 16 * 8, size=16)]
 
 
-@pytest.mark.parametrize("name", methods())
+@pytest.mark.parametrize("name", list_methods())
 def test_resuming_is_as_if_never_stopped(name: str, tmp_path: Path) -> None:
     resuming_is_exact(name, tmp_path, stream()[:9], cuts=(5,))
 
@@ -58,7 +59,7 @@ def test_resuming_in_a_new_process_is_as_if_never_stopped(tmp_path: Path) -> Non
     assert all(torch.equal(resumed[str(i)], answer) for i, answer in enumerate(answers))
 
 
-@pytest.mark.parametrize("name", methods())
+@pytest.mark.parametrize("name", list_methods())
 def test_reset_is_exact_whatever_the_guard_went_through(name: str) -> None:
     resetting_is_exact(name, stream()[:5])
 

@@ -94,6 +94,16 @@ class Live:
         wait_for(lambda: not known.running and not known.jobs)
         return self.status(stream)
 
+    def wait_until_written(self) -> None:
+        """Wait until every snapshot that waits was written, or could not be."""
+        writer = self.server.engine.context.writer
+
+        def is_idle() -> bool:
+            with writer._changed:
+                return not writer._tasks and writer._working is None
+
+        wait_for(is_idle)
+
     def state(self, stream: str) -> dict[str, Tensor]:
         """The stream's full state, by way of a snapshot on disk."""
         self.good("POST", f"/v1/streams/{stream}/snapshot")

@@ -1,12 +1,14 @@
 """`dpl serve` from its options to a model: what a training run's folder says need not be said again."""
 
 import argparse
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from data.make import make_pacs
+from data.make import make_class_folders, make_pacs
 from dpl.cli import serve
 from dpl.serve.settings import ServeSettings
 from dpl.training import TrainSpec, train
@@ -47,3 +49,38 @@ def test_wrong_options_of_ray_are_told_before_it_starts(capsys: pytest.CaptureFi
     for options, hint in ((["--replicas", "0"], "replicas=0"), (["--method", "dlp"], "Did you mean")):
         assert main(["serve", "--model", "debug_cnn", "--random-weights", "--engine", "ray", *options]) == 2
         assert hint in capsys.readouterr().err
+
+
+def test_source_images_are_told_apart_by_their_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the same name and size is another one if a byte differs; of a large folder, those that are read."""
+    folder, digest = make_class_folders(tmp_path / "one", ["a", "b"], per_class=4), serve._digest
+    (folder / "a" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    first, *_, last = sorted((folder / "b").iterdir())
+    before = digest(folder)
+    assert digest(Path(shutil.copytree(folder, tmp_path / "copy", symlinks=True))) == before
+    change_a_byte(last)
+    assert digest(folder) != before
+    monkeypatch.setattr(serve, "_SOURCE", 2)  # of nine: the first of each class
+    few = digest(folder)
+    change_a_byte(last)
+    assert digest(folder) == few
+    change_a_byte(first)
+    assert digest(folder) != few
+    change_a_byte(first)
+    last.rename(last.with_name("other.jpg"))
+    assert digest(folder) != few
+
+
+def change_a_byte(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def test_importing_changes_no_logger_of_others() -> None:
+    code = """
+import logging
+import dpl.serve.app
+assert logging.getLogger("python_multipart").level == logging.NOTSET
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -35,7 +35,7 @@ def test_eight_clients_of_fifty_requests(tmp_path: Path, journal: Journal) -> No
     sizes = {"workers": 2, "live_models": 2, "max_streams_in_memory": 4, "snapshot_every": 20, "queue_per_stream": 4}
     with live(tmp_path, guard=True, **sizes) as server:
         outcomes = Workload(str(server.http.base_url), STREAMS, clients=8, requests=50).run()
-        wait_for(lambda: server.server.engine._admitted == 0)
+        wait_for(lambda: server.server.engine.admitted == 0)
         for stream in STREAMS:
             server.settled(stream)
         counts = check_answers(outcomes)

@@ -92,6 +92,8 @@ def test_every_log_line_about_a_stream_names_it(server: Process, http: httpx.Cli
     """What the guard, the jobs and the writer say, each in a thread of its own."""
     images = batch(1)
     images[1] *= 1e5
+    broken = {"content": b"--x\r\nno header", "headers": {"Content-Type": "multipart/form-data; boundary=y"}}
+    assert http.post("/v1/streams/odd/predict", **broken).status_code == 422
     http.post("/v1/streams/odd/predict?adapt=wait", **raw(images)).raise_for_status()
     http.post("/v1/streams/odd/reset").raise_for_status()
     (folder / "state" / "streams" / "blocked").write_text("in the way of a folder")
@@ -100,7 +102,9 @@ def test_every_log_line_about_a_stream_names_it(server: Process, http: httpx.Cli
     (folder / "state" / "streams" / "blocked").unlink()
     wait_for(lambda: http.get("/healthz").json()["status"] == "ok")
     http.delete("/v1/streams/odd").raise_for_status()
-    lines = [json.loads(line) for line in (folder / "log.txt").read_text().splitlines() if line.startswith("{")]
+    text = (folder / "log.txt").read_text().splitlines()
+    assert not [line for line in text if "oundary" in line]  # what a stranger sends is no warning
+    lines = [json.loads(line) for line in text if line.startswith("{")]
     named = {word: [line["stream"] for line in lines if word in line["message"]]
              for word in ("set_aside", "reset", "cannot be written", "deleted")}  # fmt: skip
     assert named == {"set_aside": ["odd"], "reset": ["odd"], "cannot be written": ["blocked"], "deleted": ["odd"]}

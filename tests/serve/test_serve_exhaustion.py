@@ -1,5 +1,6 @@
 """Exhaustion, and one tenant against another: idle and slow clients, long headers, costly images and JSON, the disk."""
 
+import asyncio
 import io
 import json
 import os
@@ -13,14 +14,19 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import torch
 from exhaustion import answer, connect, head, message, rle_bmp, slow_json, tiff_with_large_tile
-from live import Live, batch, live, raw, wait_for
+from live import SHAPE, Live, batch, live, raw, wait_for
 from PIL import Image
 
 from dpl.core.errors import DataError
+from dpl.data import square
 from dpl.data.images import decode
+from dpl.serve.decoders import DecoderPool
+from dpl.serve.images import Body, RequestDecoder
 from dpl.serve.logs import CURRENT
 from dpl.serve.middleware import Tokens
+from dpl.serve.settings import ServeSettings
 
 ONE, OTHER = "the-token-of-tenant-one", "the-token-of-the-other"
 TENANTS = Tokens([(ONE, "one-"), (OTHER, "other-")])
@@ -235,7 +241,7 @@ def test_slow_uploads_take_no_place_in_the_queue(two_tenants: Live) -> None:
             line.sendall(head(f"/v1/streams/one-{i}/predict", 1000, headers) + b"x")
             slow.append(line)
         time.sleep(0.2)
-        assert two_tenants.server.engine._admitted == 0
+        assert two_tenants.server.engine.admitted == 0
         for number in range(4):
             assert two_tenants.predict("other-1", number).status_code == 200
         statuses = [answer(line)[0] for line in slow]
@@ -317,7 +323,7 @@ def test_one_tenant_cannot_use_the_last_place_and_turns_alternate(tmp_path: Path
         assert sorted(entry.split()[1] for entry in done) == ["503"] * 3  # three accepted, one place is kept
         threads.append(threading.Thread(target=ask, args=(OTHER, "other-1")))
         threads[-1].start()
-        wait_for(lambda: server.server.engine._admitted == 4)
+        wait_for(lambda: server.server.engine.admitted == 4)
         go.set()
         for thread in threads:
             thread.join()
@@ -366,7 +372,7 @@ def test_a_slow_disk_stops_no_prediction_and_health_says_so(tmp_path: Path, slow
     with live(tmp_path, **limits) as server:
         for stream in ("a", "b"):
             server.predict(stream, 0, adapt="wait")
-        server.server.engine.context.writer.flush()
+        server.wait_until_written()
         slow_disk.clear()
         reset = threading.Thread(target=lambda: server.http.post("/v1/streams/a/reset"))
         snapshot = threading.Thread(target=lambda: server.http.post("/v1/streams/b/snapshot"))
@@ -397,7 +403,7 @@ def test_a_slow_disk_stops_no_prediction_and_health_says_so(tmp_path: Path, slow
 def test_a_stop_keeps_its_time_on_a_slow_disk(tmp_path: Path, slow_disk: threading.Event) -> None:
     with live(tmp_path, snapshot_every=1, stop_seconds=1.0) as server:
         server.predict("a", 0, adapt="wait")
-        server.server.engine.context.writer.flush()
+        server.wait_until_written()
         slow_disk.clear()
         server.predict("a", 1, adapt="wait")
         start = time.monotonic()
@@ -411,3 +417,25 @@ def test_health_names_no_folder(tmp_path: Path) -> None:
         server.predict("cam", 0, adapt="wait")
         wait_for(lambda: server.good("GET", "/healthz")["status"] == "degraded")
         assert "secret-place" not in json.dumps(server.good("GET", "/healthz"))
+
+
+def test_a_client_that_leaves_when_its_images_are_decoded_harms_no_other() -> None:
+    """The event loop is late: the process is done with one body, and the next gets it before the client is noticed."""
+    settings = ServeSettings(state=Path(), decoders=1)
+    decoders = DecoderPool(RequestDecoder(square(32), SHAPE, 8, 2**20), settings)
+    body = Body("application/json", json.dumps({"arrays": batch(1).tolist()}).encode())
+
+    async def leave() -> None:
+        await decoders.decode("a", body)
+        first, second = (asyncio.ensure_future(decoders.decode(tenant, body)) for tenant in "ab")
+        await asyncio.sleep(0)  # the first has the process, the second waits for it
+        time.sleep(1)
+        first.cancel()
+        images, _ = await second
+        assert torch.equal(images, batch(1))
+        assert first.cancelled()
+
+    try:
+        asyncio.run(leave())
+    finally:
+        decoders.close()

@@ -5,6 +5,7 @@ A cluster takes a minute or two to start, so `make abuse` runs this file and `ma
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from live import Process, adaptive, assert_same_state, batch, live, raw
+from live import Process, adaptive, assert_same_state, batch, live, raw, wait_for
 
 from dpl.serve.ray import owner, replica_folder
 from turns import my_turn
@@ -25,6 +26,16 @@ pytestmark = [
 ]
 STREAMS = ("cam-0", "cam-1", "cam-2", "cam-3")
 EVERY = 3
+HANGING = """
+import time
+from dpl.backbones.debug import DebugCNN
+
+class Hanging(DebugCNN):
+    def forward(self, images):
+        if len(images) == 7:
+            time.sleep(1000)
+        return super().forward(images)
+"""  # a network that sleeps over every batch of seven images
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Process]:
-    with my_turn("ray"):
+    (folder / "hanging.py").write_text(HANGING)
+    with my_turn("ray"), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)  # the replicas inherit it
         running = start(folder)
         yield running
         if running.process.poll() is None:
@@ -44,6 +57,7 @@ def server(folder: Path) -> Iterator[Process]:
 def start(folder: Path) -> Process:
     """Ray itself gives its parts 30 seconds to start; a machine with much else to do may need another try."""
     options = ("--engine", "ray", "--replicas", "2", "--replica-cpus", "0.5", "--snapshot-every", str(EVERY))
+    options += ("--workers", "2", "--stop-seconds", "10", "--network", "hanging:Hanging")
     for _ in range(2):
         try:
             return Process(folder, *options, "--live-models", "2", "--latency-budget", "60")
@@ -115,9 +129,23 @@ def test_a_killed_replica_comes_back_with_its_streams(http: httpx.Client) -> Non
     assert [row["probabilities"] for row in after["predictions"]] == wanted.tolist()
 
 
-def test_an_orderly_stop_saves_every_stream(server: Process, http: httpx.Client, folder: Path) -> None:
+def test_an_orderly_stop_saves_every_stream_even_if_a_step_hangs(
+    server: Process, http: httpx.Client, folder: Path
+) -> None:
+    statuses: list[int] = []
+
+    def ask() -> None:
+        statuses.append(http.post("/v1/streams/stuck/predict", **raw(batch(0, 7))).status_code)
+
+    stuck = threading.Thread(target=ask)
+    stuck.start()
+    wait_for(lambda: http.get("/v1/streams/stuck").json().get("waiting") == 1)
     counts = {stream: http.get(f"/v1/streams/{stream}").json()["adapted_batches"] for stream in STREAMS}
+    start = time.monotonic()
     server.stop()
+    print(f"stopped after {time.monotonic() - start:.1f} s")
+    stuck.join(60)
+    assert statuses == [503]
     for index in range(2):
         with live(replica_folder(folder / "state", index, 2), guard=True) as single:
             for stream in (stream for stream in STREAMS if owner(stream, 2) == index):

@@ -21,7 +21,7 @@ def make_stream(folder: Path, batches: int = 2) -> list[Path]:
     with live(folder, snapshot_every=1) as server:
         for number in range(batches):
             server.predict("cam", number, adapt="wait")
-            server.server.engine.context.writer.flush()
+            server.wait_until_written()
     return sorted((folder / "streams" / "cam").iterdir(), reverse=True)
 
 

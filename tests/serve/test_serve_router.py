@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,13 +16,14 @@ from hostile import MEGABYTE, attacks, refused
 from live import NAMES, SHAPE, adaptive, assert_same_state, batch, live, raw, state_on_disk, wait_for
 from starlette.responses import Response
 from starlette.types import Scope
+from torch import Tensor, nn
 
 from dpl.core.errors import SettingError
 from dpl.data import square
 from dpl.serve.app import make_app
 from dpl.serve.metrics import Metrics
 from dpl.serve.middleware import RequestFilter, Tokens, replay
-from dpl.serve.ray import Router, call_app, check_folder, owner, replica_folder
+from dpl.serve.ray import Replica, Router, call_app, check_folder, owner, replica_folder
 from dpl.serve.schemas import Overloaded
 from dpl.serve.server import Server, open_server
 from dpl.serve.settings import ServeSettings
@@ -179,7 +181,7 @@ def test_a_cancelled_request_is_dropped_by_its_replica(tmp_path: Path) -> None:
             path = f"/v1/streams/{name}/predict"
             scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
             running.append(asyncio.create_task(call_app(app, scope, replay(request["content"]))))
-        while server.engine._admitted < 2 or not server.engine.find("a").running:
+        while server.engine.admitted < 2 or not server.engine.find("a").running:
             await asyncio.sleep(0.01)
         running[1].cancel()
         await asyncio.gather(running[1], return_exceptions=True)
@@ -189,3 +191,45 @@ def test_a_cancelled_request_is_dropped_by_its_replica(tmp_path: Path) -> None:
     asyncio.run(leave())
     server.close()
     assert [stream.id for stream in server.engine.streams()] == ["a"]
+
+
+def test_a_step_that_hangs_delays_no_stop_of_a_replica_and_costs_no_other_stream(tmp_path: Path) -> None:
+    """It hangs over a batch of seven images. Ray would wait for its request, and save nothing before that."""
+    go, settings = threading.Event(), ServeSettings(state=tmp_path, live_models=2, workers=2, stop_seconds=4.0)
+
+    def hang(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if isinstance(layer, nn.Conv2d) and len(inputs[0]) == 7:
+            go.wait(60)
+
+    async def stop() -> None:
+        replica = Replica(lambda _: open_server(adaptive, square(32), SHAPE, settings), 0)
+        for number in range(2):
+            assert (await replica.answer(*predict_request("cam-0", number))).status_code == 200
+        stuck = asyncio.ensure_future(replica.answer(*predict_request("cam-1", 2, images=7)))
+        await asyncio.sleep(0.5)
+        start = time.monotonic()
+        await replica.stop()
+        await asyncio.wait({stuck}, timeout=5)
+        assert stuck.done()
+        assert stuck.result().status_code == 503
+        assert time.monotonic() - start < 8  # a busy machine may add some
+
+    hook = nn.modules.module.register_module_forward_pre_hook(hang)
+    try:
+        asyncio.run(stop())
+    finally:
+        go.set()
+        hook.remove()
+    with live(tmp_path) as server:
+        model = adaptive()
+        for number in range(2):
+            model(batch(number))
+        assert_same_state(server.state("cam-0"), model.state_dict())
+
+
+def predict_request(stream: str, number: int, images: int = 4) -> tuple[Scope, bytes]:
+    arguments = raw(batch(number, images))
+    headers = [(name.lower().encode(), value.encode()) for name, value in arguments["headers"].items()]
+    path, query = f"/v1/streams/{stream}/predict", b"adapt=wait"
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": query, "http_version": "1.1"}
+    return {**scope, "scheme": "http", "headers": [*headers, (b"host", b"localhost")]}, arguments["content"]

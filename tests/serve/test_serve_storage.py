@@ -3,13 +3,16 @@
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 
 import pytest
 from live import Live, adaptive, assert_same_state, batch, live, state_on_disk, wait_for
+from torch import Tensor
+
+from dpl.serve.store import StateDifference
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def test_a_full_disk(disk: Path) -> None:
     """Adaptation goes on by default; the state is on disk once there is room again, without being asked for."""
     with live(disk / "state", snapshot_every=1) as server:
         server.predict("cam", 0, adapt="wait")
-        server.server.engine.context.writer.flush()
+        server.wait_until_written()
         filler = fill(disk)
         answer = server.predict("cam", 1, adapt="wait").json()
         assert answer["adaptation"]["status"] == "done"
@@ -137,7 +140,7 @@ def test_a_link_takes_the_place_of_the_folder(tmp_path: Path) -> None:
     place = tmp_path / "state"
     with live(place, snapshot_every=1) as server:
         server.predict("cam", 0, adapt="wait")
-        server.server.engine.context.writer.flush()
+        server.wait_until_written()
         place.rename(tmp_path / "away")
         (tmp_path / "elsewhere").mkdir()
         place.symlink_to(tmp_path / "elsewhere")
@@ -161,3 +164,20 @@ def test_a_clock_that_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert healthy(server)
         for stream in ("a", "b", "c"):
             assert_same_state(server.state(stream), expected(0, 1, 2))
+
+
+def test_a_stream_that_cannot_be_saved_at_a_stop_costs_no_other(tmp_path: Path) -> None:
+    with live(tmp_path, snapshot_every=1000) as server:
+        for stream in ("a", "b"):
+            server.predict(stream, 0, adapt="wait")
+        source = server.server.engine.context.source
+        take = source.difference
+
+        def fail_once(state: Mapping[str, Tensor]) -> StateDifference:
+            source.difference = take
+            raise MemoryError("no room for the difference")
+
+        source.difference = fail_once
+    with live(tmp_path) as server:
+        (saved,) = server.good("GET", "/v1/streams")["streams"]
+        assert_same_state(server.state(saved["stream"]), expected(0))

@@ -74,7 +74,7 @@ def test_rollback_walks_back_and_reset_returns_to_the_source(tmp_path: Path) -> 
     with live(tmp_path, snapshot_every=2) as server:
         for number in range(6):
             server.predict("cam", number, adapt="wait")
-            server.server.engine.context.writer.flush()  # or a slow disk would get the newest alone
+            server.wait_until_written()  # or a slow disk would get the newest alone
         assert [s["version"] for s in server.status("cam")["snapshots"]] == [6, 4, 2]
         for version in (4, 2):
             answer = server.good("POST", "/v1/streams/cam/rollback")
@@ -97,7 +97,7 @@ def test_a_manual_snapshot_outlives_the_automatic_ones(tmp_path: Path) -> None:
         kept = server.good("POST", "/v1/streams/cam/snapshot")["snapshot"]["seq"]
         for number in range(1, 8):
             server.predict("cam", number, adapt="wait")
-            server.server.engine.context.writer.flush()
+            server.wait_until_written()
         kinds = [s["kind"] for s in server.status("cam")["snapshots"]]
         assert kinds.count("auto") == 2
         assert kinds.count("manual") == 1
@@ -139,7 +139,7 @@ def test_a_damaged_snapshot_is_refused_and_the_one_before_taken(tmp_path: Path) 
     with live(tmp_path, snapshot_every=1) as server:
         for number in range(3):
             server.predict("cam", number, adapt="wait")
-            server.server.engine.context.writer.flush()
+            server.wait_until_written()
     newest = max((tmp_path / "streams" / "cam").iterdir())
     data = bytearray((newest / "state.safetensors").read_bytes())
     data[-1] ^= 1
@@ -168,7 +168,7 @@ def test_events_replayed_give_the_state(tmp_path: Path) -> None:
                 },
             )
         server.settled("cam")
-        server.server.engine.context.writer.flush()
+        server.wait_until_written()
         server.good("POST", "/v1/streams/cam/rollback")
         events = server.good("GET", "/v1/streams/cam/events")["events"]
         replay = Replay(adaptive(), {f"b{n}": batch(n) for n in range(5)})

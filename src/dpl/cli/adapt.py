@@ -21,12 +21,13 @@ from dpl.data import ImageSet, open_folder
 from dpl.estimate import Estimate
 from dpl.methods import get_method
 from dpl.network.split import find_classifier
-from dpl.runs.folder import FolderResult, FolderRun, run_folder
+from dpl.runs.folder import FolderResult, FolderRun, out_of_memory_says, run_folder
 
 __all__ = ["add_arguments", "add_order_arguments", "prepare", "run"]
 
 _UNREAD = (".heic", ".heif", ".avif")
 _SOURCE = 5000  # images of --source that are read, at most: they are kept in memory
+_NO_ROOM = "memory ran out before the first batch: use a smaller --model, or fewer images in --source and --calibrate"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,14 +64,9 @@ def add_order_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Predict the folder and print what came out."""
     check_counts(args, "batch_size", "save_every")
-    network, folder_run = prepare(args)
-    guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
-    calibrate = None if args.calibrate is None else labelled_images(args.calibrate, folder_run)
-    source = None if args.source is None else labelled_images(args.source, folder_run, _SOURCE, "--source")
-    if source is None and get_method(args.method).info.source != "never":
-        raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
-    settings = parse_settings(args.set)
-    model = dpl.adapt(network, args.method, guard=guard, source=source, calibrate=calibrate, **settings)
+    with out_of_memory_says(lambda: _NO_ROOM):
+        network, folder_run = prepare(args)
+        model = _model(args, network, folder_run)
     with progress(args.method, len(folder_run.images), quiet=args.json) as advance:
 
         def on_batch(result: FolderResult) -> None:
@@ -79,6 +75,16 @@ def run(args: argparse.Namespace) -> None:
 
         result = run_folder(folder_run, model, network, on_batch)
     _print(folder_run, result, args)
+
+
+def _model(args: argparse.Namespace, network: nn.Module, folder_run: FolderRun) -> dpl.AdaptiveModel:
+    guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
+    calibrate = None if args.calibrate is None else labelled_images(args.calibrate, folder_run)
+    source = None if args.source is None else labelled_images(args.source, folder_run, _SOURCE, "--source")
+    if source is None and get_method(args.method).info.source != "never":
+        raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
+    settings = parse_settings(args.set)
+    return dpl.adapt(network, args.method, guard=guard, source=source, calibrate=calibrate, **settings)
 
 
 def prepare(args: argparse.Namespace) -> tuple[nn.Module, FolderRun]:

@@ -26,8 +26,9 @@ from dpl.cli.models import (
     source_network,
     training_record,
 )
-from dpl.core.errors import SettingError
+from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import optional
+from dpl.core.files import file_sha256
 from dpl.core.settings import whole_number
 
 if TYPE_CHECKING:
@@ -203,14 +204,24 @@ def _server(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens
 
 
 def _digest(folder: Path) -> str:
-    """Identify a folder of images by names and sizes: a copy elsewhere is the same, and no file has to be read."""
+    """Identify a folder of images by the names of all and the contents of those that are read, wherever it lies."""
     from dpl.data import open_folder
 
     images = open_folder(folder)
-    files = sorted(Path(images.location(index)) for index in range(len(images)))
-    sizes = [file.stat().st_size if file.exists() else 0 for file in files]  # a link may lead nowhere
-    lines = (f"{file.relative_to(folder).as_posix()} {size}\n" for file, size in zip(files, sizes, strict=True))
-    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+    files = [Path(images.location(index)) for index in range(len(images))]
+    read = set(files[:: -(-len(files) // _SOURCE)])  # as `labelled_images` chooses; a large data set takes no longer
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        name, contents = file.relative_to(folder).as_posix(), _contents(file) if file in read else ""
+        digest.update(f"{name} {contents}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _contents(file: Path) -> str:
+    try:
+        return file_sha256(file)
+    except DataError:  # it is skipped as an image, too; a link may lead nowhere
+        return "unreadable"
 
 
 def _source(args: argparse.Namespace) -> "tuple[Callable[[], AdaptiveModel], Evaluation, int, tuple[str, ...]]":

@@ -12,7 +12,7 @@ from dpl.methods.base import Source
 from dpl.network import Network
 from dpl.views import check_images
 
-__all__ = ["Labelled", "as_batches", "checked_images", "with_advice"]
+__all__ = ["Labelled", "as_batches", "checked_images", "is_out_of_memory", "with_advice"]
 
 Labelled = Source | tuple[Tensor, Tensor] | None  # batches of (images, labels), or one such pair
 
@@ -62,10 +62,14 @@ def checked_images(images: Tensor, network: Network, *, finite: bool, in_range: 
     return images.clone() if images.is_inference() else images.detach()
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, of a GPU or of the machine."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
 def with_advice(error: BaseException, images: Tensor) -> BaseException:
     """Return the error of a step; where memory ran out, with what to do."""
-    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-    if not out_of_memory:
+    if not is_out_of_memory(error):
         return error
     advice = f"a batch of {len(images)} images needs more memory than there is; nothing has changed"
     return type(error)(f"{advice}: use a smaller batch ({error})")

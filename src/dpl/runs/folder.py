@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,18 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpl.core.errors import DataError, SnapshotError
+from dpl.core.errors import DataError, InputError, SnapshotError
 from dpl.core.files import naming
 from dpl.data import Batch, ImageSet, batches
 from dpl.data.transforms import Evaluation
 from dpl.model.adaptive import AdaptiveModel, load
+from dpl.model.inputs import is_out_of_memory
 from dpl.network.split import logits_of
 from dpl.runs.costs import forget_peak
 from dpl.runs.online import BatchResult, online
 from dpl.runs.record import FolderRecord, record_path
 from dpl.snapshot import read_manifest
 
-__all__ = ["FolderResult", "FolderRun", "run_folder"]
+__all__ = ["FolderResult", "FolderRun", "out_of_memory_says", "run_folder"]
 
 COLUMNS = ("image", "predicted", "name", "confidence", "label")
 
@@ -118,7 +120,7 @@ def run_folder(
     if length is not None and result.position >= len(run.images):
         return result
     forget_peak()
-    with _predictions_file(run, length) as file:
+    with _predictions_file(run, length) as file, out_of_memory_says(partial(_where_memory_ran_out, run, result)):
         writer = csv.writer(file)
         for step in online(model, _readable(run, result), record.work):
             record.note(step, model.guard)
@@ -170,6 +172,27 @@ def _predictions_file(run: FolderRun, length: int | None) -> Iterator[IO[str]]:
             file.seek(length)
             file.truncate()
         yield file
+
+
+@contextmanager
+def out_of_memory_says(sentence: Callable[[], str]) -> Iterator[None]:
+    """Where memory runs out in the block, raise an InputError with this sentence."""
+    try:
+        yield
+    except Exception as error:  # of any kind: a network's own is told as an InputError
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(sentence()) from error
+
+
+def _where_memory_ran_out(run: FolderRun, result: FolderResult) -> str:
+    """Say how far the run is and what to do; the last snapshot is left as it is."""
+    advice = f"memory ran out after {result.position} of {len(run.images)} images: use a smaller --batch-size than"
+    if run.snapshot is None or not run.snapshot.exists():
+        return f"{advice} {run.batch_size}"
+    return (
+        f"{advice} {run.batch_size} with another --snapshot folder; the same command again resumes from {run.snapshot}"
+    )
 
 
 def _readable(run: FolderRun, result: FolderResult) -> Iterator[tuple[Tensor, Batch]]:

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from torch import Tensor
@@ -175,7 +176,7 @@ class _Routes:
         """Return figures for Prometheus; only for tokens that may see every stream."""
         if request.state.prefix:
             raise HTTPException(404, "metrics are for tokens without a stream prefix")
-        return Response(self._server.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(self._server.metrics.registry), media_type="text/plain; version=0.0.4")
 
     async def health(self) -> Response:
         """Return the problems of the server; the status is 200 while it responds to predictions."""

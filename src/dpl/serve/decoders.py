@@ -5,6 +5,7 @@ A body that exceeds a limit ends its process, which is replaced; so does a clien
 
 import asyncio
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -58,7 +59,8 @@ class DecoderPool:
             try:
                 return await asyncio.wrap_future(answer)
             except asyncio.CancelledError:
-                worker.kill()
+                if not answer.done():  # else the process may work for somebody else by now
+                    worker.kill()
                 raise
 
     def close(self) -> None:
@@ -129,6 +131,7 @@ class _Worker:
 def _run(line: Connection, decoder: RequestDecoder, seconds: float, memory: int) -> None:
     """Decode one body after another, until the server has gone. The answer holds plain bytes and JSON, no objects."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what a stranger sends is no warning
     torch.set_num_threads(1)
     _limit_memory(memory)
     with suppress(EOFError, OSError):

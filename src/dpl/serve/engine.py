@@ -41,10 +41,9 @@ class Engine:
         self._ready: list[Stream] = []  # those with jobs; the one that waits longest first
         self._lock = threading.RLock()
         self.pool = ModelPool(models, context, self._streams, self._lock, self._free)
-        self._admitted = 0
         self._job_seconds = 0.05
         self.accepting = True
-        self._stop_by: float | None = None
+        self._stop_by = math.inf
         self._threads = ThreadPoolExecutor(context.settings.workers, "dpl-serve")
         self._turns: set[Future[None]] = set()
 
@@ -63,14 +62,12 @@ class Engine:
                 stream = self._streams[stream_id] = Stream(stream_id, self.context.settings.events_kept)
             stream.admitted += 1
             stream.tenant = tenant
-            self._admitted += 1
             self._waiting[tenant] += 1
         try:
             yield stream
         finally:
             with self._lock:
                 stream.admitted -= 1
-                self._admitted -= 1
                 self._waiting[tenant] -= 1
                 self._forget_if_unused(stream)
 
@@ -106,18 +103,10 @@ class Engine:
         """Return the status of a stream."""
         return stream.describe(self.context.names, self.context.settings.snapshot_every)
 
-    def facts(self) -> dict[str, float]:
-        """Return the present figures of the server; `metrics` has their meaning."""
-        with self._lock:
-            states = [stream.difference for stream in self.pool.in_memory()]
-            return {
-                "dpl_streams": len(self._streams),
-                "dpl_streams_in_memory": len(states),
-                "dpl_delta_bytes": sum(state.size for state in states if state is not None),
-                "dpl_queue": self._admitted,
-                "dpl_storage_ok": self.context.writer.problem is None,
-                "dpl_step_seconds": self.context.step_seconds,
-            }
+    @property
+    def admitted(self) -> int:
+        """How many requests were accepted and have no response yet."""
+        return self._waiting.total()
 
     @property
     def is_idle(self) -> bool:
@@ -127,8 +116,7 @@ class Engine:
     def begin_stop(self) -> None:
         """Accept no more requests; the time that a stop may take begins."""
         self.accepting = False
-        if self._stop_by is None:
-            self._stop_by = time.monotonic() + _STOP_SHARE * self.context.settings.stop_seconds
+        self._stop_by = min(self._stop_by, time.monotonic() + _STOP_SHARE * self.context.settings.stop_seconds)
 
     def stop(self) -> None:
         """Finish the queued jobs, write every stream to disk, end the threads; all in the time that is left.
@@ -141,7 +129,10 @@ class Engine:
             wait(turns, self._seconds_left() - half)
         self._threads.shutdown(wait=False, cancel_futures=True)
         for stream in self._reserve_idle():
-            self.pool.save(stream)
+            try:
+                self.pool.save(stream)
+            except Exception:  # every other stream is written all the same
+                _log.exception("saving at a stop", extra={"stream": stream.id})
         if self.context.writer.stop(self._seconds_left()):
             self.context.store.close()
         unsaved = [stream.id for stream in self.streams() if stream.changed > stream.saved]
@@ -154,7 +145,7 @@ class Engine:
     # Internal.
 
     def _seconds_left(self) -> float:
-        return max(0.0, (self._stop_by or 0.0) - time.monotonic())
+        return max(0.0, self._stop_by - time.monotonic())
 
     def _reserve_idle(self) -> list[Stream]:
         """Mark the streams in memory that no thread uses as running, so that none does any more."""
@@ -179,11 +170,11 @@ class Engine:
         settings = self.context.settings
         others = sum(1 for name, count in self._waiting.items() if not count and name != tenant)
         kept = min(others, settings.queue - 1) if self._waiting[tenant] else 0  # a place for each of the others
-        pause = min(30, max(1, math.ceil(self._admitted * self._job_seconds / settings.workers)))
+        pause = min(30, max(1, math.ceil(self.admitted * self._job_seconds / settings.workers)))
         if not self.accepting:
             raise Overloaded(503, "the server is stopping", 5)
-        if self._admitted + kept >= settings.queue:
-            raise Overloaded(503, f"{self._admitted} requests are waiting (queue={settings.queue})", pause)
+        if self.admitted + kept >= settings.queue:
+            raise Overloaded(503, f"{self.admitted} requests are waiting (queue={settings.queue})", pause)
         if stream is not None and stream.admitted >= settings.queue_per_stream:
             reason = f"{stream.admitted} requests wait for this stream (queue_per_stream={settings.queue_per_stream})"
             raise Overloaded(429, reason, pause)

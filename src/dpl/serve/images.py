@@ -2,7 +2,6 @@
 
 import base64
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,6 @@ from dpl.data.transforms import Evaluation
 __all__ = ["Body", "RequestDecoder"]
 
 _IN_MEMORY: Any = {"MAX_MEMORY_FILE_SIZE": 2**40}
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what a stranger sends is no warning
 INFER = "infer"  # the kind of a body of the Open Inference Protocol; its `shape` is the length of the JSON part
 
 

@@ -9,12 +9,11 @@ __all__ = ["CURRENT", "configure_logging"]
 CURRENT: ContextVar[str | None] = ContextVar("stream", default=None)  # the stream that this thread works on
 
 
-class _NameStream(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Add the stream; the guard and the methods do not know it."""
-        stream = getattr(record, "stream", None) or CURRENT.get()
-        vars(record).update(stream=stream, subject=f"stream {stream}: " if stream else "")
-        return True
+def _name_stream(record: logging.LogRecord) -> bool:
+    """Add the stream; the guard and the methods do not know it."""
+    stream = getattr(record, "stream", None) or CURRENT.get()
+    vars(record).update(stream=stream, subject=f"stream {stream}: " if stream else "")
+    return True
 
 
 class _JsonLines(logging.Formatter):
@@ -35,7 +34,7 @@ class _JsonLines(logging.Formatter):
 def configure_logging(form: str) -> None:
     """Write the log to standard error, as `text` or `json`."""
     handler = logging.StreamHandler()
-    handler.addFilter(_NameStream())
+    handler.addFilter(_name_stream)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(subject)s%(message)s")
     handler.setFormatter(_JsonLines() if form == "json" else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

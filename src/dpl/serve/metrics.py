@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -14,14 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["Gauges", "Metrics"]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_OF_SERVER = {
-    "dpl_streams": "Streams known",
-    "dpl_streams_in_memory": "Streams whose state is in memory",
-    "dpl_delta_bytes": "Memory used by the states of streams",
-    "dpl_queue": "Requests accepted and not yet answered",
-    "dpl_storage_ok": "1 while the state folder can be written",
-    "dpl_step_seconds": "Time of one adaptation, smoothed",
-}
 _OF_STREAM: dict[str, tuple[str, Callable[[Mapping[str, Any]], float]]] = {  # read from the stream's status
     "dpl_stream_confidence": ("Mean confidence of the last batch", lambda s: s["confidence"] or 0.0),
     "dpl_stream_drift": ("Relative change of the weights when last measured", lambda s: s["drift"]),
@@ -64,10 +56,6 @@ class Metrics:
         if good:
             self.snapshot_seconds.observe(seconds)
 
-    def text(self) -> bytes:
-        """Return all figures in Prometheus' text format."""
-        return generate_latest(self.registry)
-
 
 class Gauges(Collector):
     """Reads the present state of the server at each request; streams on disk are only counted."""
@@ -77,10 +65,18 @@ class Gauges(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Return one family per figure."""
-        for name, value in self._engine.facts().items():
-            yield GaugeMetricFamily(name, _OF_SERVER[name], value=value)
-        streams = [stream for stream in self._engine.streams() if stream.difference is not None]
-        statuses = [self._engine.describe(stream) for stream in streams]
+        engine, streams = self._engine, self._engine.streams()
+        in_memory = [(stream, state) for stream in streams if (state := stream.difference) is not None]
+        for name, meaning, value in (
+            ("dpl_streams", "Streams known", len(streams)),
+            ("dpl_streams_in_memory", "Streams whose state is in memory", len(in_memory)),
+            ("dpl_delta_bytes", "Memory used by the states of streams", sum(state.size for _, state in in_memory)),
+            ("dpl_queue", "Requests accepted and not yet answered", engine.admitted),
+            ("dpl_storage_ok", "1 while the state folder can be written", engine.context.writer.problem is None),
+            ("dpl_step_seconds", "Time of one adaptation, smoothed", engine.context.step_seconds),
+        ):
+            yield GaugeMetricFamily(name, meaning, value=value)
+        statuses = [engine.describe(stream) for stream, _ in in_memory]
         for name, (meaning, read) in _OF_STREAM.items():
             family = GaugeMetricFamily(name, meaning, labels=["stream"])
             for status in statuses:

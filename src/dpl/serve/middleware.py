@@ -172,7 +172,7 @@ class RequestFilter:
             raise HTTPException(401, "expected a header Authorization: Bearer TOKEN", ask)
         scope["state"]["prefix"] = _NOBODY if prefix is None else prefix
         length, limit = headers.get("content-length", "0"), self._largest_body(path)
-        if length.isdigit() and int(length) > limit:
+        if length.isdecimal() and int(length) > limit:
             raise HTTPException(413, f"{length} bytes; the limit is {limit}")
 
     def _largest_body(self, path: str) -> int:

@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,17 +124,27 @@ class Replica:
     def __init__(self, build: Build, index: int) -> None:
         self._server = build(index)
         self._app = make_app(self._server)
+        self._answers: set[asyncio.Task[Response]] = set()
 
     async def answer(self, scope: Scope, body: bytes) -> Response:
         """Respond to a request; if its client leaves, Ray cancels this call."""
-        return await call_app(self._app, dict(scope), replay(body))
+        answer = asyncio.ensure_future(call_app(self._app, dict(scope), replay(body)))
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
+        return await answer
+
+    async def stop(self) -> None:
+        """Save every stream in the time of a stop; then refuse requests whose step hangs, as Ray waits for them."""
+        await asyncio.to_thread(self._server.close)
+        for answer in self._answers:
+            answer.cancel()
 
     def about(self) -> dict[str, Any]:
         """Return which model is served."""
         return self._server.about
 
     def __del__(self) -> None:
-        """Save every stream; Ray calls this at an orderly stop."""
+        """Save every stream; Ray calls this at an orderly stop, also at one that it begins itself."""
         if hasattr(self, "_server"):
             self._server.close()
 
@@ -179,12 +190,25 @@ def serve_on_ray(
     try:
         serve.start(http_options={"location": "HeadOnly" if options.address is None else "EveryNode", **http})
         serve.run(_application(serve, build, settings, tokens, options), name=_APPLICATION, route_prefix="/")
-        yield serve.get_deployment_handle("replica-0", _APPLICATION).about.remote().result()
+        names = [f"replica-{index}" for index in range(options.replicas)]
+        replicas = [serve.get_deployment_handle(name, _APPLICATION) for name in names]
+        try:
+            yield replicas[0].about.remote().result()
+        finally:
+            _stop(replicas, settings.stop_seconds)
     finally:
         serve.delete(_APPLICATION)
         if options.address is None:
             serve.shutdown()
         ray.shutdown()
+
+
+def _stop(replicas: list[Any], seconds: float) -> None:
+    """Let all replicas save their streams at once; one that is down or too late is Ray's to end."""
+    end = time.monotonic() + seconds
+    for stopped in [replica.stop.remote() for replica in replicas]:
+        with suppress(Exception):
+            stopped.result(timeout_s=max(0.1, end - time.monotonic()))
 
 
 def _connect(ray: Any, options: RaySettings) -> None:
@@ -206,7 +230,7 @@ def _application(serve: Any, build: Build, settings: ServeSettings, tokens: Toke
         health_check_period_s=_HEALTH_SECONDS,
         health_check_timeout_s=settings.timeout,
         graceful_shutdown_wait_loop_s=0.2,
-        graceful_shutdown_timeout_s=settings.timeout + 10,
+        graceful_shutdown_timeout_s=settings.timeout + settings.stop_seconds,  # for requests, then for `__del__`
         max_queued_requests=room,
     )
     needs = {"num_cpus": options.replica_cpus, "num_gpus": options.replica_gpus}

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from dpl.serve.store import StreamSnapshot, StreamStore
@@ -72,12 +72,6 @@ class Writer:
             self._failed.pop(stream.id, None)
             self._tasks = deque(task for task in self._tasks if task.kind != "auto" or task.stream is not stream)
             return self._put(_Task(stream, None))
-
-    def flush(self) -> None:
-        """Return when every snapshot that waits was written, or could not be."""
-        with self._changed:
-            waiting = [*self._tasks] if self._working is None else [self._working, *self._tasks]
-        wait([task.done for task in waiting])
 
     def stop(self, seconds: float) -> bool:
         """Write the snapshots that wait, then end the thread; return whether that took less than `seconds`."""
