@@ -1,9 +1,11 @@
 """The guard on streams that it was not tuned on: accuracy of source, unguarded and guarded model.
 
     DPL_DATA=/path/to/data python benchmarks/guard_table.py --out runs/guard --network resnet20
+    DPL_DATA=/path/to/data python benchmarks/guard_table.py --out runs/guard --sensitivity  # each setting halved, doubled
 
-Resumable: one line of OUT/guard.jsonl for each network, stream, method and mode. Modes: `off`, `on` (guard=True) and
-`calibrated` (guard=True with 500 labelled source images). `DPL_DATA` is that of benchmarks/estimate_study.py.
+Resumable: one line of OUT/guard.jsonl for each network, stream, method and mode. Modes: `off`, `on` (guard=True),
+`calibrated` (guard=True with 500 labelled source images), and `limit=4`, one setting changed. `DPL_DATA` is that of
+benchmarks/estimate_study.py.
 """
 
 import argparse
@@ -19,10 +21,35 @@ from estimate_study import BATCH, METHODS, Run, as_tensor, load, positions, stre
 from torch import Tensor
 
 import dpl
+from dpl.estimate import EstimateSettings
+from dpl.guard import GuardSettings
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 NO_LABEL = -1
 MODES: dict[str, dict[str, Any]] = {"off": {"guard": False}, "on": {"guard": True}, "calibrated": {"guard": True}}
+OF_GUARD = ("limit", "allowance", "memory", "share", "glance", "surprise", "freeze_rows", "forget_after")
+OF_ESTIMATE = ("least_shift", "found_classes", "lost_classes")
+VARIED_ON = (
+    "half constant frames",
+    "noise, one clean class, noise",
+    "clean",
+    "speckle noise, sorted",
+    "noise",
+)
+
+
+def one_changed() -> dict[str, dict[str, Any]]:
+    """Return the modes with one setting at half or twice its default."""
+    guard, estimate, modes = GuardSettings(), EstimateSettings(), {}
+    for name in OF_GUARD + OF_ESTIMATE:
+        usual = getattr(guard if name in OF_GUARD else estimate, name)
+        for value in (usual / 2, usual * 2):
+            value = type(usual)(value)
+            changed = {"guard": {name: value}}
+            if name in OF_ESTIMATE:
+                changed = {"guard": True, "estimate": {name: value, "share": guard.share}}
+            modes[f"{name}={value:g}"] = changed
+    return modes
 
 
 def with_frames(share: float, value: float | None) -> Callable[..., Batches]:
@@ -70,7 +97,8 @@ def play(network: str, name: str, method: str, mode: str, count: int) -> dict[st
     source, images, labels = load(network)
     kind, settings = METHODS[method]
     known = (as_tensor(images[:500]), labels[:500]) if mode == "calibrated" else None
-    model = dpl.adapt(source, kind, calibrate=known, layout="as_is", **MODES[mode], **settings)
+    asked = (MODES | one_changed())[mode]
+    model = dpl.adapt(source, kind, calibrate=known, layout="as_is", **asked, **settings)
     right = np.zeros(3)
     for batch, label in STREAMS[name](Run(network, "clean", "shuffled", method, count), images, labels):
         with torch.no_grad():
@@ -90,11 +118,14 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=["tent", "dpl", "dpl_soft"])
     parser.add_argument("--modes", nargs="*", default=list(MODES))
     parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--sensitivity", action="store_true", help="change one setting at a time; prints a table")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
     args.out.mkdir(parents=True, exist_ok=True)
     log = args.out / "guard.jsonl"
     done = {tuple(json.loads(line)["run"]) for line in log.read_text().splitlines()} if log.exists() else set()
+    if args.sensitivity:
+        args.methods, args.streams, args.modes = ["tent"], VARIED_ON, ["off", "on", *one_changed()]
     for name in args.streams:
         for method in args.methods:
             for mode in args.modes:
@@ -104,6 +135,18 @@ def main() -> None:
                     with log.open("a") as file:
                         file.write(json.dumps(found) + "\n")
                     print(json.dumps(found), flush=True)
+    if args.sensitivity:
+        print(sensitivity_table([json.loads(line) for line in log.read_text().splitlines()], args.network))
+
+
+def sensitivity_table(lines: list[dict[str, Any]], network: str) -> str:
+    """Return accuracy by stream for each mode, as Markdown."""
+    found = {tuple(line["run"][1:]): line for line in lines if line["run"][0] == network}
+    rows = [["source", *(f"{found[stream, 'tent', 'on']['source']}" for stream in VARIED_ON)]]
+    modes = ("off", "on", *one_changed())
+    rows += [[f"`{mode}`", *(f"{found[stream, 'tent', mode]['accuracy']}" for stream in VARIED_ON)] for mode in modes]
+    head = [["guard", *VARIED_ON], ["---", *["---:"] * len(VARIED_ON)]]
+    return "\n".join("| " + " | ".join(row) + " |" for row in head + rows)
 
 
 if __name__ == "__main__":

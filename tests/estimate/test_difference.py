@@ -7,8 +7,13 @@ import torch
 from torch import Tensor
 
 from dpl.estimate import EstimateSettings
-from dpl.estimate.difference import compare
+from dpl.estimate.difference import Comparison, begin_comparison
 from dpl.estimate.signals import Window
+
+
+def compare(window: Window, rows: int, memory: int, shift: float = math.inf) -> Comparison:
+    begun = begin_comparison(window, rows, memory, torch.tensor(shift), EstimateSettings())
+    return begun.conclude(begun.numbers.tolist())
 
 
 def by_hand(window: Window, rows: int, memory: int) -> float:
@@ -43,7 +48,7 @@ def window(rows: int, classes: int, seed: int, alike: float = 1.0) -> Window:
 def test_it_equals_its_definition(rows: int, memory: int, classes: int) -> None:
     for seed in range(4):
         seen = window(220, classes, seed, alike=0.2 + seed)
-        assert compare(seen, rows, memory, EstimateSettings()).difference == pytest.approx(by_hand(seen, rows, memory))
+        assert compare(seen, rows, memory).difference == pytest.approx(by_hand(seen, rows, memory))
 
 
 def one_hot(predicted: Tensor) -> Tensor:
@@ -53,17 +58,26 @@ def one_hot(predicted: Tensor) -> Tensor:
 def test_equal_predictions_show_no_difference() -> None:
     seen = window(100, 10, 0)
     twin = Window(seen.source, 5 * seen.source, torch.zeros(100), torch.ones(100))
-    assert compare(twin, 100, 100, EstimateSettings()).difference == 0
+    assert compare(twin, 100, 100).difference == 0
 
 
 def test_a_collapse_to_one_class_counts_against_the_model_although_it_is_firm() -> None:
     many, one = one_hot(torch.arange(100) % 10), one_hot(torch.zeros(100, dtype=torch.long))
-    found = compare(Window(many, one, torch.arange(100) < 60, torch.ones(100)), 100, 100, EstimateSettings())
+    found = compare(Window(many, one, torch.arange(100) < 60, torch.ones(100)), 100, 100)
     assert (found.classes, found.source_classes) == (pytest.approx(1), pytest.approx(10))
     assert found.difference == pytest.approx(0.4 / 10 - 0.5 * 9 / 10)
 
 
 def test_many_classes_that_are_not_firm_do_not_count_for_the_model() -> None:
     many, one = one_hot(torch.arange(100) % 10), one_hot(torch.zeros(100, dtype=torch.long))
-    found = compare(Window(one, many, torch.ones(100), torch.arange(100) < 40), 100, 100, EstimateSettings())
+    found = compare(Window(one, many, torch.ones(100), torch.arange(100) < 40), 100, 100)
     assert found.difference < -0.4
+
+
+def test_where_nothing_has_shifted_every_other_prediction_counts_as_lost() -> None:
+    seen = window(200, 10, 0)
+    better = Window(seen.source, seen.adapted, torch.zeros(200), torch.ones(200))
+    found, home = compare(better, 200, 200, shift=0.1), compare(better, 200, 200, shift=0.01)
+    assert found.difference > 0 > home.difference == -home.disagreement
+    assert (found.shift, home.shift) == (pytest.approx(0.1), pytest.approx(0.01))
+    assert compare(better, 200, 200).shift is None, "a network without BatchNorm does not tell"

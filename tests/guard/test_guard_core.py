@@ -284,7 +284,7 @@ def test_comparisons_report_their_signals() -> None:
 
 def test_comparisons_take_a_set_share_of_the_time() -> None:
     model, seen = dpl.adapt(streams.network(), "tent", guard={"share": 0.2}), []
-    for batch, _ in streams.iid("noise", 64 * 32, size=64):
+    for batch, _ in streams.iid("easy", 64 * 32, size=64):
         model(batch)
         seen.append(model.last["guard"]["signals"] is not None)
     assert all(seen[:4]), "a new stream is compared closely"

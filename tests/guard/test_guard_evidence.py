@@ -8,7 +8,7 @@ from dpl.guard.evidence import Evidence
 
 
 def found(difference: float, rows: int = 32) -> Comparison:
-    return Comparison(rows, difference, 1.0, 0.9, 0.9, 5.0, 5.0)
+    return Comparison(rows, difference, 1.0, 0.9, 0.9, 5.0, 5.0, 0.1)
 
 
 def evidence(**settings: float) -> Evidence:

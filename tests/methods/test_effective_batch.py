@@ -131,7 +131,7 @@ def test_what_was_learnt_is_dropped_once_when_the_stream_proves_sorted() -> None
 @pytest.mark.parametrize(("size", "rate"), [(64, 0.5), (32, 0.5), (8, 0.125)])
 @pytest.mark.parametrize("kind", ["batch", "group"])
 def test_the_learning_rate_follows_the_effective_size(kind: str, size: int, rate: float) -> None:
-    model = dpl.adapt(network(kind), "tent", norm="auto", lr=0.5, optimizer="sgd")
+    model = dpl.adapt(network(kind), "tent", norm="auto", norm_shift=0.0, lr=0.5, optimizer="sgd")
     model(images(size))
     assert float(model.method.optimizer.optimizer.param_groups[0]["lr"]) == rate
 
@@ -155,3 +155,70 @@ def test_the_second_look_sees_the_source_model() -> None:
         model(batch)
     seen = model.method.effective_batch._source_predictions(batch)
     assert torch.allclose(seen, network()(batch).softmax(dim=1).detach())
+
+
+def at_home() -> Bright:
+    """A network whose BatchNorm layer knows the statistics of mixed pictures exactly."""
+    model, sample = Bright(), pictures(torch.arange(CLASSES).repeat(400))
+    model.norm.running_mean.copy_(sample.mean(dim=(0, 2, 3)))
+    model.norm.running_var.copy_(sample.var(dim=(0, 2, 3)))
+    return model
+
+
+def mixed(seed: int, size: int = 16) -> Tensor:
+    return pictures(torch.randint(CLASSES, (size,), generator=torch.Generator().manual_seed(seed)))
+
+
+def slow_shift(layer: nn.BatchNorm2d, x: Tensor) -> float:
+    """The squared shift of a layer's means in loops."""
+    total = 0.0
+    for channel in range(CLASSES):
+        means = [float(image[channel].mean()) for image in x]
+        mean = sum(means) / len(means)
+        chance = sum((value - mean) ** 2 for value in means) / (len(means) - 1) / len(means)
+        distance = (mean - float(layer.running_mean[channel])) ** 2 - chance
+        total += distance / (float(layer.running_var[channel]) + layer.eps)
+    return total / CLASSES
+
+
+def test_the_shift_is_the_excess_distance_of_the_means() -> None:
+    source, batch = at_home(), mixed(0) + 0.3
+    model = dpl.adapt(source, "norm", norm="auto", layout="as_is")
+    model(batch)
+    assert float(model.method.effective_batch.shift) == pytest.approx(slow_shift(source.norm, batch), rel=1e-4)
+
+
+def test_images_of_the_source_keep_its_statistics() -> None:
+    source, model = at_home(), dpl.adapt(at_home(), "norm", norm="auto", layout="as_is")
+    shares = []
+    for seed in range(40):
+        model(mixed(seed))
+        shares.append(float(model.last["norm"]))
+    assert sum(share == 0 for share in shares) > 25  # 16 images have a mean of their own now and then
+    model(mixed(40) + 1.0)
+    assert float(model.last["norm"]) == pytest.approx(0.2, rel=0.01)
+    assert torch.allclose(dpl.adapt(source, "norm", norm="auto", norm_shift=1e9)(mixed(0)), source(mixed(0)))
+
+
+def test_a_small_batch_moves_the_shift_by_its_size() -> None:
+    model = dpl.adapt(at_home(), "norm", norm="auto", layout="as_is")
+    model(mixed(0, 16))
+    before = model.method.effective_batch.shift
+    model(mixed(1, 4) + 1.0)
+    after, alone = model.method.effective_batch.shift, dpl.adapt(at_home(), "norm", norm="auto", layout="as_is")
+    alone(mixed(1, 4) + 1.0)
+    assert float(after) == pytest.approx(float(before.lerp(alone.method.effective_batch.shift, 0.25)), rel=1e-4)
+
+
+def test_norm_shift_zero_leaves_the_share_to_the_batch() -> None:
+    model = dpl.adapt(at_home(), "norm", norm="auto", norm_shift=0.0, layout="as_is")
+    model(mixed(0))
+    assert float(model.last["norm"]) == pytest.approx(0.2)
+
+
+def test_without_a_shift_nothing_is_learnt() -> None:
+    model = dpl.adapt(at_home(), "dpl_soft", norm_shift=1e9, lr=0.1, layout="as_is")
+    for seed in range(3):
+        model(mixed(seed))
+    for name, value in at_home().named_parameters():
+        assert torch.equal(model.model.get_parameter(name), value), name

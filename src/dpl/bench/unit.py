@@ -17,7 +17,6 @@ from dpl.streams.protocol import DELTAS, ORDERS
 __all__ = ["FORMAT", "SourceData", "StreamSettings", "Unit", "method_kind", "resolved_settings"]
 
 FORMAT = 1
-_SMALL_BATCH = 32  # below which norm="auto" was another rule
 Settings = Mapping[str, Any]
 
 
@@ -92,8 +91,8 @@ class Unit(StreamSettings):
         for field_ in dataclasses.fields(self):  # a field that came later must not rename stored results
             if field_.metadata.get("later") and record[field_.name] == field_.default:
                 del record[field_.name]
-        if self.settings.get("norm") == "auto" and self.batch_size < _SMALL_BATCH:
-            record["norm_rule"] = 2  # since 0.2 such a batch has the share of one of 32
+        if self.settings.get("norm") == "auto":
+            record["norm_rule"] = 3  # 2: small batches have the share of one of 32; 3: it follows the shift
         text = json.dumps(record, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 

@@ -10,9 +10,11 @@ effective number of classes predicted: a collapsing model loses them, a model th
 
 A model that always gives the same answer is firm, too. So a gain in firm predictions counts by the share of the source
 model's classes that the adapted model still has, with the images before and in this look alone. The difference cannot
-exceed the share of images on which the predictions differ: elsewhere nothing is lost or won.
+exceed the share of images on which the predictions differ: elsewhere nothing is lost or won. Where the images have not
+shifted (`MeasuredShift`), the source model is as good as it ever was, and every other prediction counts as lost.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,41 +38,45 @@ class Comparison:
     source_firm: float  # the same for the source model
     classes: float  # effective number of classes in the adapted model's predictions
     source_classes: float  # the same for the source model
+    shift: float | None  # how far the images lie from the source's, in its variances; None without BatchNorm
 
 
 @dataclass(frozen=True)
 class Comparing:
     """A comparison whose numbers are still on the device, so that a caller can read them together with others."""
 
-    numbers: Tensor  # [7] disagreement, both shares of firm predictions, four effective numbers of classes
+    numbers: Tensor  # [8] shift, disagreement, both shares of firm predictions, four effective numbers of classes
     rows: int
     most_classes: int  # that could be seen
     settings: EstimateSettings
 
     def conclude(self, numbers: Sequence[float]) -> Comparison:
         """Return the comparison; `numbers` were read on the host."""
-        disagreement, firm, source_firm, own, other, *now = numbers
+        shift, disagreement, firm, source_firm, own, other, *now = numbers
         left = min(1.0, own / other, now[0] / now[1])
         firmer = (firm - source_firm) * (left if firm > source_firm else 1.0)
         worth = self.settings.found_classes if own > other else self.settings.lost_classes
         found = firmer + worth * (own - other) / self.most_classes
-        found = max(-disagreement, min(disagreement, found))
-        return Comparison(self.rows, found, disagreement, firm, source_firm, own, other)
+        most = disagreement if shift > self.settings.least_shift else -disagreement
+        found = max(-disagreement, min(most, found))
+        return Comparison(
+            self.rows, found, disagreement, firm, source_firm, own, other, shift if math.isfinite(shift) else None
+        )
 
 
-def begin_comparison(window: Window, rows: int, memory: int, settings: EstimateSettings) -> Comparing:
+def begin_comparison(window: Window, rows: int, memory: int, shift: Tensor, settings: EstimateSettings) -> Comparing:
     """Compare both models on the last `rows` of a window; count classes over the last `memory` of them."""
     new, old = window.last(rows), window.last(max(rows, memory))
     width = window.source.shape[1]
     differ = new.source.argmax(dim=1) != new.adapted.argmax(dim=1)
-    shares = torch.stack([share.double().mean() for share in (differ, new.adapted_firm, new.source_firm)])
+    shares = [share.double().mean() for share in (differ, new.adapted_firm, new.source_firm)]
     counted = [_effective(of.argmax(dim=1), width) for of in (old.adapted, old.source, new.adapted, new.source)]
-    return Comparing(torch.cat([shares, torch.stack(counted)]), len(new), min(width, len(old)), settings)
+    return Comparing(torch.stack([shift.double(), *shares, *counted]), len(new), min(width, len(old)), settings)
 
 
-def compare(window: Window, rows: int, memory: int, settings: EstimateSettings) -> Comparison:
+def compare(window: Window, rows: int, memory: int, shift: Tensor, settings: EstimateSettings) -> Comparison:
     """Compare at once."""
-    begun = begin_comparison(window, rows, memory, settings)
+    begun = begin_comparison(window, rows, memory, shift, settings)
     return begun.conclude(begun.numbers.tolist())
 
 

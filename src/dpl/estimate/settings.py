@@ -21,6 +21,9 @@ class EstimateSettings(Checked):
     anchors: int = setting(200, "labelled source images that show what the weights have lost", low=0)
     found_classes: float = setting(0.1, "worth of predicting all classes where the source model predicts one", low=0)
     lost_classes: float = setting(0.5, "cost of predicting one class where the source model predicts all", low=0)
+    least_shift: float = setting(
+        0.016, "shift of the images, in variances of the source's, up to which the source model is believed", low=0
+    )
     margin: float = setting(0.02, "difference of accuracy below which the verdict is 'unsure'", low=0, high=1)
 
 

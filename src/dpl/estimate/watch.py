@@ -22,6 +22,7 @@ from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.shifts import beside_others, shrunk
 from dpl.estimate.signals import Accuracies, Window, accuracies
 from dpl.methods.model_state import ModelState
+from dpl.network.norm import MeasuredShift, install
 from dpl.network.split import logits_of, private_copy
 
 __all__ = ["Watch"]
@@ -44,14 +45,17 @@ class Watch(Stateful):
     adapted_firm: Tensor | None
     credit: float  # passes of one image that may be spent
     looks: int
+    shift: Tensor  # [], of the images looked at last; infinite until it is measured
     anchor: Tensor  # [], most that the present weights can have: accuracy at home minus what they lost on the anchors
 
     def __init__(self, settings: EstimateSettings, model: nn.Module) -> None:
         super().__init__()
         self.settings = settings
         self._source = private_copy(model).eval().requires_grad_(False)
+        self._norm = install(self._source)
         self.declare(source_logits=None, adapted_logits=None, source_firm=None, adapted_firm=None)
         self.declare(credit=0.0, looks=0, anchor=torch.ones((), dtype=torch.float64, device=self.device))
+        self.declare(shift=torch.full((), torch.inf, dtype=torch.float64, device=self.device))
         self.declare_part("home", Home())
         self._anchors: tuple[Tensor, Tensor, int] | None = None  # images, labels, how many the source model has right
         self._found: Accuracies | None = None  # computed from the declared values, until they change
@@ -84,6 +88,14 @@ class Watch(Stateful):
         """Return the logits of the frozen source model."""
         return logits_of(self._source(images))
 
+    def source_and_shift(self, images: Tensor) -> Tensor:
+        """Return the logits of the source model, and measure how far the images lie from the source's."""
+        measured = MeasuredShift()
+        with self._norm.using(measured):
+            logits = self.source(images)
+        self.shift = measured.added_to(self.shift, len(images))
+        return logits
+
     def observe(self, state: ModelState, images: Tensor, adapted: Tensor) -> None:
         """Count a batch and look at it if that is due."""
         if self.is_due(state, images):
@@ -108,7 +120,7 @@ class Watch(Stateful):
     @torch.no_grad()
     def look(self, state: ModelState, images: Tensor, adapted: Tensor, source: Tensor | None = None) -> None:
         """Add a batch to the window."""
-        source = self.source(images) if source is None else source
+        source = self.source_and_shift(images) if source is None else source
         source_firm = source.argmax(dim=1) == self.source(shrunk(images)).argmax(dim=1)
         self._add(source, adapted, source_firm, self._is_firm(state, images, adapted.argmax(dim=1)))
         if self._anchors is not None and self.looks % _ANCHOR_EVERY == 0:
@@ -142,7 +154,7 @@ class Watch(Stateful):
         return 0 if self.source_logits is None else len(self.source_logits)
 
     def clear(self) -> None:
-        """Forget the window: the model was replaced."""
+        """Forget the window: the model was replaced. The shift is the stream's."""
         self.source_logits = self.adapted_logits = self.source_firm = self.adapted_firm = self._found = None
         self.anchor = torch.ones_like(self.anchor)
 
@@ -153,11 +165,11 @@ class Watch(Stateful):
 
     def begin_comparison(self, rows: int, memory: int) -> Comparing:
         """Compare both models on the last rows, and leave the numbers on the device."""
-        return begin_comparison(self.window, rows, memory, self.settings)
+        return begin_comparison(self.window, rows, memory, self.shift, self.settings)
 
     def compare(self, rows: int, memory: int) -> Comparison:
         """Compare both models on the last rows, without labelled data."""
-        return compare(self.window, rows, memory, self.settings)
+        return compare(self.window, rows, memory, self.shift, self.settings)
 
     def accuracies(self) -> Accuracies:
         """Return both estimated accuracies over the window; needs labelled source data."""
@@ -196,9 +208,9 @@ class Watch(Stateful):
     def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
         """Move the source network and the anchors, too."""
         self._source._apply(transfer)  # type: ignore[no-untyped-call]
-        anchor = self.anchor.to(self.device)  # in its own type
+        kept = self.anchor.to(self.device), self.shift.to(self.device)  # in their own type
         super().move(transfer)
-        self.anchor = anchor
+        self.anchor, self.shift = kept
         if self._anchors is not None:
             images, labels, right = self._anchors
             images = transfer(images)

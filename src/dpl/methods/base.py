@@ -87,7 +87,7 @@ class Method(Stateful, Generic[S]):
         given = [getattr(settings, name, None) for name in ("augment", "weak", "strong")]
         self.makes_views = self.info.views and not any(given)  # the built-in ones, which need images in [0, 1]
         self.effective_batch: EffectiveBatch | None = None
-        network.norm.rule = rule = parse_norm(settings.norm, settings.norm_prior)
+        network.norm.rule = rule = parse_norm(settings.norm, settings.norm_prior, settings.norm_shift)
         if isinstance(rule, AutoBlend):
             self.declare_part("effective_batch", EffectiveBatch(rule, network.device))
         if isinstance(rule, StreamRule):
@@ -252,9 +252,7 @@ class GradientMethod(Method[G]):
 
     def answer(self, images: Tensor, logits: Tensor) -> Tensor:
         """Return the logits from before the last update, or predict after it, as the settings say."""
-        if self.settings.output == "after":
-            return self.predict(images)
-        return logits.detach() if logits.requires_grad else logits
+        return logits if self.settings.output == "before" else self.predict(images)
 
     def forward(self, images: Tensor) -> Pass:
         """Return the pass that the loss learns from, with a graph.

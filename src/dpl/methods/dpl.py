@@ -26,12 +26,17 @@ from dpl.core.numerics import at_least_float32
 from dpl.core.random import Random
 from dpl.core.settings import setting
 from dpl.memory import update_class_memory
-from dpl.methods.base import Objective
-from dpl.methods.parts.prototype_family import PrototypeMethod, PrototypeSettings, PrototypeTerm
-from dpl.methods.parts.regulariser import regularised
+from dpl.methods.base import Fact, Objective
+from dpl.methods.parts.prototype_family import (
+    MANY_CLASSES,
+    SAMPLED_CLASSES,
+    PrototypeMethod,
+    PrototypeSettings,
+    PrototypeTerm,
+)
 from dpl.methods.registry import register
 from dpl.network import Network, Pass
-from dpl.objectives import dpl_star
+from dpl.objectives import dpl_star, prototype_regularization
 
 __all__ = ["DPL", "DPLSettings", "DPLTerm", "PrototypeMethod"]
 
@@ -68,7 +73,10 @@ class DPLTerm(PrototypeTerm[DPLSettings]):
         memory = update_class_memory(self.memory, z, labels[own], s.momentum)  # Eq. 5
         self.memory = memory.detach()
         used = memory if s.memory_grad else self.memory
-        return regularised(contrast, w, used, s.temperature, s.reg_weight, self.random)  # Eq. 6 and 7
+        some = self.random.integers(len(w), SAMPLED_CLASSES) if len(w) > MANY_CLASSES else None
+        regulariser = prototype_regularization(w, used, s.temperature, some)  # Eq. 6
+        facts: dict[str, Fact] = {"contrast": contrast.detach(), "regulariser": regulariser.detach()}
+        return Objective(contrast + s.reg_weight * regulariser, facts=facts)  # Eq. 7
 
     def restart(self) -> None:
         """Start the memory from the classifier's rows again."""

@@ -5,20 +5,21 @@ unsure, hardly any sample is, and nothing is learned. Here every sample takes pa
 
     R_ik = p_k(x_i), without gradient;   s_ik = <w_k, z_i>/tau (cosine);   pi_k = min(1, sum_i R_ik)
     L_SOFT = sum_k pi_k (log sum_i e^{s_ik} - log sum_i R_ik e^{s_ik}) / sum_k pi_k          instead of Eq. 4
+    L_IM = mean_i H(p(x_i)) - H(mean_i p(x_i))                                               SHOT-IM's loss
     z*_k = mean direction of the 20 features of lowest entropy predicted as k (T3A's support set)  instead of Eq. 5
-    L = L_SOFT + beta L_REG(w, z*)                                                           Eq. 6 and 7 of the paper
+    L = L_SOFT + L_IM + beta L_REG(w, z*)                                                    Eq. 6 and 7 of the paper
     answer: logit_k(x) = a <z(x), z*_k>, a: so that the logits of a batch spread as the classifier's do
 
 Updates: all parameters, once for each batch, and the support set. Statistics: norm="auto", the share of batch
-statistics that the effective size of the batch allows; a network without BatchNorm goes without. Needs: a linear
-classifier. Output: the batch enters the support set first and is predicted then, with the weights from before the
-update. A batch of one has no contrast and changes no weight.
+statistics that the effective size of the batch and the size of the shift allow; a network without BatchNorm goes
+without. Needs: a linear classifier. Output: the batch enters the support set first and is predicted then, with the
+weights from before the update. A batch of one has no contrast and changes no weight.
 
 Every part is a setting: `norm`, `loss`, `reg_weight`, `answer`, `filter_k`, `scope`, `lr`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -26,14 +27,14 @@ from torch import Tensor
 
 from dpl.core.random import Random
 from dpl.core.settings import setting
-from dpl.methods.base import GradientMethod, Objective, Term
-from dpl.methods.parts.regulariser import regularised
+from dpl.methods.base import Fact, GradientMethod, Objective, Term
+from dpl.methods.parts.prototype_family import MANY_CLASSES, SAMPLED_CLASSES
 from dpl.methods.parts.scaled_answer import AnsweredBySupports
 from dpl.methods.parts.supports import SupportSet, SupportSettings
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.objectives import confident_labels, dpl_soft, dpl_star, entropy, marginal_entropy
+from dpl.objectives import confident_labels, dpl_soft, dpl_star, entropy, marginal_entropy, prototype_regularization
 
 __all__ = ["DPLSoft", "DPLSoftSettings", "DPLSoftTerm"]
 
@@ -42,9 +43,10 @@ __all__ = ["DPLSoft", "DPLSoftSettings", "DPLSoftTerm"]
 class DPLSoftSettings(GradientSettings, SupportSettings, norm="auto", lr=5e-5, scope="all"):
     """Settings of soft DPL."""
 
-    loss: Literal["soft", "star", "information", "entropy", "none"] = setting(
-        "soft",
-        "what is minimised: soft DPL; Eq. 4 over samples above `confidence`; SHOT-IM's or TENT's loss; nothing",
+    loss: Literal["soft", "information", "soft+information", "star", "entropy", "none"] = setting(
+        "soft+information",
+        "what is minimised: soft DPL, SHOT-IM's loss or their sum, Eq. 4 over samples above `confidence`, TENT's loss, "
+        "or nothing",
     )
     confidence: float = setting(0.9, "alpha, for loss='star' alone", low=0, high=1)
     temperature: float = setting(0.1, "tau: temperature of the cosine similarities", low=1e-4)
@@ -57,6 +59,7 @@ _LOSSES: dict[str, Callable[[Pass, Tensor, DPLSoftSettings], Tensor]] = {
     "soft": lambda out, w, s: dpl_soft(out.z, w, out.probabilities, s.temperature),
     "star": lambda out, w, s: dpl_star(out.z, w, confident_labels(out.reference, s.confidence), s.temperature),
     "information": lambda out, _w, _s: entropy(out.logits).mean() - marginal_entropy(out.logits),
+    "soft+information": lambda out, w, s: _LOSSES["soft"](out, w, s) + _LOSSES["information"](out, w, s),
     "entropy": lambda out, _w, _s: entropy(out.logits).mean(),
     "none": lambda out, _w, _s: out.z.new_zeros(()),
 }
@@ -84,8 +87,10 @@ class DPLSoftTerm(Term):
         enough = torch.full((), len(out.logits) > 1, device=contrast.device)
         if s.reg_weight == 0:
             return Objective(contrast, enough)
-        both = regularised(contrast, w, self.supports.sums, s.temperature, s.reg_weight, self.random)  # Eq. 6 and 7
-        return replace(both, should_step=enough)
+        some = self.random.integers(len(w), SAMPLED_CLASSES) if len(w) > MANY_CLASSES else None
+        regulariser = prototype_regularization(w, self.supports.sums, s.temperature, some)  # Eq. 6
+        facts: dict[str, Fact] = {"contrast": contrast.detach(), "regulariser": regulariser.detach()}
+        return Objective(contrast + s.reg_weight * regulariser, enough, facts)  # Eq. 7
 
     def restart(self) -> None:
         """Start the support set from the classifier's rows again."""

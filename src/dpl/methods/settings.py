@@ -18,11 +18,17 @@ class Settings(Checked):
         "running",
         "BatchNorm statistics: 'running', 'batch', 'track' (the batch's, which also update the running ones), "
         "'median' (MedBN), 'unmix' (UnMix-TNS), 'renorm' (DELTA), "
-        "the batch's share in a blend, or 'auto' (that share by the effective size of the batch)",
+        "the batch's share in a blend, or 'auto' (that share by the effective size of the batch and of the shift)",
     )
     norm_prior: float = setting(
         128,
         "with norm='auto': images that the source statistics count for, fewer below batches of 32",
+        low=0,
+        later=True,
+    )
+    norm_shift: float = setting(
+        0.02,
+        "with norm='auto': shift of the images, in variances of the source's, up to which its statistics stay",
         low=0,
         later=True,
     )

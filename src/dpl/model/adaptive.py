@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -23,7 +22,7 @@ from dpl.methods.base import Fact, Method
 from dpl.methods.model_state import ModelState
 from dpl.methods.registry import get_method
 from dpl.model.export import Exported, ExportFormat, export
-from dpl.model.inputs import Labelled, as_batches, check_batch, with_advice
+from dpl.model.inputs import Labelled, as_batches, checked_images, with_advice
 from dpl.model.last import Last
 from dpl.network import Network
 from dpl.network.layout import channels_last, check_layout, choose_layout
@@ -221,7 +220,9 @@ class AdaptiveModel(nn.Module):
             with torch.inference_mode(False), torch.no_grad():
                 return self.forward(images)
         with self._lock:
-            images = self._checked(images)
+            images = checked_images(images, self.network, finite=self.guard is None, in_range=self.method.makes_views)
+            if self.guard is None and images.shape[1:] not in self._shapes:
+                self._confirm(images)
             before, undos = (self._facts, self.last_images), list[Callable[[], None]]()
             watched = self.guard is not None or self.watch is not None or self.on_step is not None
             try:
@@ -259,10 +260,11 @@ class AdaptiveModel(nn.Module):
     def predict(self, images: Tensor) -> Tensor:
         """Predict a batch and change nothing."""
         with self._lock:
-            images = self._checked(images)
-            if self.guard is None:
-                return self.method.predict(images).detach()
-            return self.guard.predict(images, self._confirm)
+            images = checked_images(images, self.network, finite=self.guard is None, in_range=self.method.makes_views)
+            if self.guard is not None:
+                return self.guard.predict(images, self._confirm)
+            self._confirm(images)
+            return self.method.predict(images).detach()
 
     @property
     def last(self) -> Last:
@@ -392,23 +394,6 @@ class AdaptiveModel(nn.Module):
             for part in self._watching().values():
                 part.move(fn)
         return self
-
-    def _checked(self, images: Tensor) -> Tensor:
-        """Return the images without a graph; refuse a batch that cannot be predicted, before anything has changed."""
-        check_batch(images, self.network)
-        images = images.clone() if images.is_inference() else images.detach()
-        if self.guard is not None:
-            return images  # it excludes images that are not finite, and confirms the shape of the others
-        # The one read that every method shares: two numbers, before the work of the batch is queued.
-        low, high = torch.stack(images.aminmax()).tolist()
-        if not (math.isfinite(low) and math.isfinite(high)):
-            bad = (~images.isfinite().flatten(1).all(dim=1)).nonzero().flatten().tolist()
-            raise InputError(f"images has non-finite values in rows {bad[:8]}; drop those rows and call again")
-        if self.method.makes_views:
-            check_images(images, (low, high))
-        if images.shape[1:] not in self._shapes:
-            self._confirm(images)
-        return images
 
     def _confirm(self, images: Tensor) -> ModelState:
         """Run one image of a new shape, before anything can change; return the state of the model.

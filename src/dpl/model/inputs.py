@@ -1,5 +1,6 @@
 """What a user hands to an adaptive model, checked: images, and labelled source data."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -9,8 +10,9 @@ from dpl.core.errors import InputError, SettingError
 from dpl.core.numerics import is_autocast_on
 from dpl.methods.base import Source
 from dpl.network import Network
+from dpl.views import check_images
 
-__all__ = ["Labelled", "as_batches", "check_batch", "with_advice"]
+__all__ = ["Labelled", "as_batches", "checked_images", "with_advice"]
 
 Labelled = Source | tuple[Tensor, Tensor] | None  # batches of (images, labels), or one such pair
 
@@ -30,8 +32,12 @@ def as_batches(source: Labelled) -> Source | None:
     return source
 
 
-def check_batch(images: Tensor, network: Network) -> None:
-    """Refuse what is no batch of images, or lies on another device or in another type than the network."""
+def checked_images(images: Tensor, network: Network, *, finite: bool, in_range: bool) -> Tensor:
+    """Return images without a graph; refuse what is no batch of them, or does not fit the network's device and type.
+
+    If `finite`, refuse NaN and infinity (a guard excludes such images itself); if `in_range`, also values outside
+    [0, 1], which built-in views need.
+    """
     problem = ""
     if not isinstance(images, Tensor):
         problem = f"is {type(images).__name__}: expected a torch.Tensor [batch, channels, ...]"
@@ -43,8 +49,17 @@ def check_batch(images: Tensor, network: Network) -> None:
         problem = f"is on {images.device}, the model on {network.device}; move one of them"
     elif images.dtype != network.dtype and not is_autocast_on(images.device):
         problem = f"has dtype {images.dtype}, the model {network.dtype}; use images.to({network.dtype})"
+    elif finite:
+        # The one read that every method shares: two numbers, before the work of the batch is queued.
+        low, high = torch.stack(images.detach().aminmax()).tolist()
+        if not (math.isfinite(low) and math.isfinite(high)):
+            bad = (~images.isfinite().flatten(1).all(dim=1)).nonzero().flatten().tolist()
+            problem = f"has non-finite values in rows {bad[:8]}; drop those rows and call again"
+        elif in_range:
+            check_images(images, (low, high))
     if problem:
         raise InputError(f"images {problem}")
+    return images.clone() if images.is_inference() else images.detach()
 
 
 def with_advice(error: BaseException, images: Tensor) -> BaseException:

@@ -1,5 +1,6 @@
 """A private copy of the caller's classifier, run through one call, with the places that methods need made reachable."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -88,30 +89,22 @@ class Network:
 
     def __call__(self, images: Tensor) -> Pass:
         """Run the network and keep its classifier's input; a graph is made if gradients are enabled."""
-        if self.style_layer is None:
-            return self._run(images)
-        maps: list[Tensor] = []
-
-        def keep(output: Tensor) -> Tensor:
-            maps.append(output.detach())
-            return output
-
-        with at_layer(self.module, self.style_layer, keep), self.norm.recording() as statistics:
-            return replace(self._run(images), maps=maps[0] if maps else None, statistics=statistics)
-
-    def _run(self, images: Tensor) -> Pass:
         inputs: dict[Any, tuple[Tensor, ...]] = {}  # of the classifier
-        hook = self._classifier and self._classifier.register_forward_pre_hook(inputs.__setitem__)
-        try:
+        maps: list[Tensor] = []  # at the style layer
+        statistics: Statistics = {}
+        with ExitStack() as hooks:
+            if self._classifier is not None:
+                hooks.enter_context(self._classifier.register_forward_pre_hook(inputs.__setitem__))
+            if self.style_layer is not None:
+                hooks.enter_context(at_layer(self.module, self.style_layer, maps.append))
+                statistics = hooks.enter_context(self.norm.recording())
             torch.clear_autocast_cache()  # it keeps weights as they were, and those of a pass without a graph
             output = self.module(images)
-        finally:
-            if hook:
-                hook.remove()
         logits: Tensor = output if isinstance(output, Tensor) and output.ndim == 2 else logits_of(output)
         reference = logits.detach()
         features = inputs[self._classifier][0] if inputs else None
-        return Pass(images, logits, features, reference, reference, len(images))
+        style = maps[0].detach() if maps else None
+        return Pass(images, logits, features, reference, reference, len(images), maps=style, statistics=statistics)
 
     @property
     def samples_are_independent(self) -> bool:

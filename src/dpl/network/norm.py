@@ -19,9 +19,10 @@ from dpl.core.errors import SettingError
 from dpl.core.numerics import at_least_float32, variance_and_mean
 
 __all__ = [
-    "FULL_BATCH", "AutoBlend", "BatchRule", "BatchStatistics", "BlendedStatistics", "MedianStatistics", "NormControl",
-    "RecordedStatistics", "Rule", "RunningStatistics", "Statistics", "TrackRunning", "add_rule", "blend_with_running",
-    "channel_statistics", "install", "normalise", "normalise_each", "parse_norm", "uninstall",
+    "ENOUGH", "FULL_BATCH", "AutoBlend", "BatchRule", "BatchStatistics", "BlendedStatistics", "MeasuredShift",
+    "MedianStatistics", "NormControl", "RecordedStatistics", "Rule", "RunningStatistics", "Statistics", "TrackRunning",
+    "add_rule", "blend_with_running", "channel_statistics", "install", "normalise", "normalise_each", "parse_norm",
+    "uninstall",
 ]  # fmt: skip
 
 Forward = Callable[[Tensor], Tensor]  # a layer's original forward
@@ -31,6 +32,8 @@ Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a
 # being the running ones (`dpl.model.export`).
 Rule = Callable[[_BatchNorm, Forward, Tensor, "NormControl"], Tensor]
 FULL_BATCH = 32  # images; a smaller one has the same share of statistics, and a lower learning rate
+ENOUGH = 16  # images of a batch that tell how far it has shifted, and how alike its images are
+_TINY = 1e-9
 
 
 @dataclass(frozen=True)
@@ -155,18 +158,21 @@ class MedianStatistics(BatchRule):
 
 @dataclass
 class AutoBlend:
-    """A blend whose share follows the effective size of the batch (`norm="auto"`).
+    """A blend whose share follows the effective size of the batch and the size of the shift (`norm="auto"`).
 
-        n_e = n / (1 + (n - 1) rho),   share = n_e / (n_e + prior min(1, n / 32))
+        n_e = n / (1 + (n - 1) rho),   share = n_e / (n_e + prior min(1, n / 32)) * max(0, 1 - (least / shift)^2)
 
-    rho says how much more alike the images of a batch are than any two images; dpl.methods.parts.effective_batch
-    measures it. Mixed batches below 32 have the share of one of 32: even the statistics of one image, in so small a
-    share, mend more of a shift than they cost. Every network that holds the rule follows it. Nothing is read on the
-    host.
+    rho says how much more alike the images of a batch are than any two images, and the shift how far their means lie
+    from the source statistics; dpl.methods.parts.effective_batch measures both. Mixed batches below 32 have the share
+    of one of 32: even the statistics of one image, in so small a share, mend more of a shift than they cost. Where
+    nothing has shifted they only cost, so there the source statistics stay. Every network that holds the rule follows
+    it. Nothing is read on the host.
     """
 
     prior: float = 128  # images that the source statistics count for, beside a batch of 32 or more
+    least: float = 0.02  # shift up to which they stay
     rho: Tensor = field(default_factory=lambda: torch.zeros(()))
+    shift: Tensor = field(default_factory=lambda: torch.tensor(torch.inf))  # unknown: as if large
 
     def effective_size(self, count: int) -> Tensor:
         """n_e of a batch of `count` images."""
@@ -175,7 +181,12 @@ class AutoBlend:
     def share(self, count: int) -> Tensor:
         """The share of batch statistics for a batch of `count` images."""
         effective = self.effective_size(count)
-        return effective / (effective + self.prior * min(1.0, count / FULL_BATCH))
+        return self.shifted * effective / (effective + self.prior * min(1.0, count / FULL_BATCH))
+
+    @property
+    def shifted(self) -> Tensor:
+        """0 where nothing has shifted, near 1 where much has."""
+        return (1 - (self.least / self.shift.clamp(min=_TINY)).square()).clamp(min=0)
 
     def target_share(self, count: int) -> float:
         """The share that such a batch has now; reads it on the host."""
@@ -184,6 +195,33 @@ class AutoBlend:
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise by the present blend."""
         return BlendedStatistics(self.share(len(x)))(layer, forward, x, control)
+
+
+@dataclass(frozen=True)
+class MeasuredShift:
+    """Source statistics; beside, how far the images lie from them.
+
+    In each layer it is the squared distance of the images' mean from the running mean, minus what chance gives to so
+    few images, in units of the running variance; on average over channels.
+    """
+
+    by_layer: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Normalise by the source statistics, and measure."""
+        if layer.running_mean is not None and layer.running_var is not None:
+            means = at_least_float32(x).flatten(2).mean(dim=2) if x.ndim > 2 else at_least_float32(x)
+            by_chance = means.var(dim=0) / len(means)
+            excess = (means.mean(dim=0) - layer.running_mean).square() - by_chance
+            self.by_layer.append((excess / (layer.running_var + layer.eps)).mean())
+        return RunningStatistics()(layer, forward, x, control)
+
+    def added_to(self, before: Tensor, images: int) -> Tensor:
+        """Return the average over layers, and over the images before if these are fewer than `ENOUGH`."""
+        if not self.by_layer or images < 2:  # one image has no spread
+            return before
+        now = torch.stack(self.by_layer).mean().nan_to_num().to(before.dtype)  # a broken image must not stay
+        return torch.where(before.isinf(), now, before).lerp(now, min(1.0, images / ENOUGH))
 
 
 @dataclass(frozen=True)
@@ -290,20 +328,20 @@ def uninstall(module: nn.Module) -> None:
                 vars(layer).pop(name, None)
 
 
-def parse_norm(norm: str | float, prior: float = AutoBlend.prior) -> Rule:
+def parse_norm(norm: str | float, prior: float = AutoBlend.prior, least_shift: float = AutoBlend.least) -> Rule:
     """Return the rule for a `norm` setting: "running", "batch", "track", "auto" or a share of batch statistics."""
     if isinstance(norm, (int, float)) and not isinstance(norm, bool) and 0 <= norm <= 1:
         ends: dict[float, Rule] = {0: RunningStatistics(), 1: BatchStatistics()}
         return ends.get(norm) or BlendedStatistics(float(norm))
     if norm == "auto":
-        return AutoBlend(prior)
+        return AutoBlend(prior, least_shift)
     if isinstance(norm, str) and norm in _NAMED:
         return _NAMED[norm]()
     raise SettingError(
         f"norm={norm!r}: expected 'running' (source statistics), 'batch' (the batch's own), 'median' (around the "
         "batch's median), 'unmix' (components of the stream), 'renorm' (averages of the stream), 'track' (the batch's, "
         "which also update the running ones), a number from 0 to 1 (the batch's share in a blend) or 'auto' (that "
-        "share by the effective size of the batch)"
+        "share by the effective size of the batch and the size of the shift)"
     )
 
 

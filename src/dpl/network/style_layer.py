@@ -55,13 +55,14 @@ def prefix_tokens(module: nn.Module) -> int:
 
 
 @contextmanager
-def at_layer(module: nn.Module, layer: str, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Pass the output of `layer` through `change` inside the block."""
+def at_layer(module: nn.Module, layer: str, change: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
+    """Pass the output of `layer` through `change` inside the block; it stays where `change` returns None."""
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        if isinstance(output, tuple):
-            return (change(output[0]), *output[1:])
-        return change(output)
+        if not isinstance(output, tuple):
+            return change(output)
+        changed = change(output[0])
+        return None if changed is None else (changed, *output[1:])
 
     handle = module.get_submodule(layer).register_forward_hook(hook)
     try:

@@ -146,7 +146,9 @@ def _batch_size(kind: type[Method[Any]], settings: Settings, batch_size: int) ->
     """Compare the batch size with what the method needs."""
     least = max(kind.info.min_batch, 2 if issubclass(kind, PrototypeMethod) else 1)  # DPL compares classes of a batch
     problem = f"The method needs {least} images in a batch to learn: send larger batches." if batch_size < least else ""
-    share = getattr(parse_norm(settings.norm, settings.norm_prior), "target_share", lambda count: 0.0)
+    share = getattr(
+        parse_norm(settings.norm, settings.norm_prior, settings.norm_shift), "target_share", lambda count: 0.0
+    )
     noisy = batch_size < _USUAL_BATCH and share(batch_size) > 0.5
     warning = (
         f"Statistics of few images are noisy: send {_USUAL_BATCH} or more, or set norm='running'." if noisy else ""

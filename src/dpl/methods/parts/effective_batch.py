@@ -1,4 +1,4 @@
-"""`norm="auto"`: how many independent images a batch is worth, measured without a label.
+"""`norm="auto"`: how many independent images a batch is worth, and how far it has shifted, measured without a label.
 
 Statistics of a batch are as good as the batch is large and mixed. With rho the intra-class correlation, batches being
 the classes, n images are worth n_e = n / (1 + (n - 1) rho) (Kish's design effect). rho is measured on the predictions
@@ -11,9 +11,13 @@ vectors of some images of each batch:
 A shuffled stream has rho = 0, one sorted by class a rho near 1. The term with the root is two standard errors of F:
 chance alone must not count.
 
-`AutoBlend` takes the share n_e / (n_e + 128 min(1, n / 32)) of batch statistics, and the learning rate is multiplied by
-min(1, n_e / 32): a small batch has a noisy gradient, and takes more steps for the same images. When rho first becomes
-positive, everything learnt before is dropped: it was learnt from batches that looked mixed.
+The same pass of the source model measures the shift: how far, in its BatchNorm layers, the means of the images lie
+from the running ones (`MeasuredShift`), on average over layers and over the last 16 images or more.
+
+`AutoBlend` makes of both the share of batch statistics. The learning rate is multiplied by min(1, n_e / 32), because a
+small batch has a noisy gradient and takes more steps for the same images, and by the same factor of the shift as the
+share: where nothing has shifted there is nothing to learn. When rho first becomes positive, everything learnt before is
+dropped: it was learnt from batches that looked mixed.
 """
 
 import math
@@ -26,7 +30,7 @@ from torch.func import functional_call
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.network.norm import FULL_BATCH, AutoBlend, RunningStatistics
+from dpl.network.norm import ENOUGH, FULL_BATCH, AutoBlend, MeasuredShift
 from dpl.network.split import logits_of
 
 if TYPE_CHECKING:
@@ -34,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EffectiveBatch"]
 
-_LOOK = 16  # images of a batch that the source model predicts as well: more would cost, and batches are what counts
 _MEMORY = 64  # batches over which the sums are averaged, so that a stream may change its order
 _STANDARD_ERRORS = 2
 _EPS = 1e-6
@@ -44,6 +47,7 @@ class EffectiveBatch(Stateful):
     """Sees each batch before the method does; sets the rule's rho and the learning rate."""
 
     rho: Tensor  # [], 0 to 1
+    shift: Tensor  # [], in running variances; infinite until it is measured
     total: Tensor | None  # [C], sum of the predictions
     squares: Tensor | None  # [2]: of each prediction; of each batch's total, divided by its images
     batches: float  # sum of the batches' weights, and of their squares
@@ -57,26 +61,31 @@ class EffectiveBatch(Stateful):
         super().__init__()
         self.rule = rule
         self.declare(rho=torch.zeros((), device=device), total=None, squares=None)
+        self.declare(shift=torch.full((), torch.inf, device=device))
         self.declare(batches=0.0, squared_weights=0.0, rows=0.0, correlated=0)
         self.follow()
 
     def look(self, images: Tensor) -> None:
-        """Measure rho with this batch, before the method predicts it."""
+        """Measure rho and the shift with this batch, before the method predicts it."""
         if len(images) > 1:
-            self._add(self._source_predictions(images[:: -(-len(images) // _LOOK)]))
+            self._add(self._source_predictions(images[:: -(-len(images) // ENOUGH)]))
             self.follow()
             # The one value that is read on the host, until it is first positive: a return to the source changes the
             # shapes of memories, which no tensor can decide.
             if not self.correlated and bool(self.rho > 0):
                 self.correlated = 1
                 self.model.restart(keep="effective_batch")
+        full = (self.rule.effective_size(len(images)) / FULL_BATCH).clamp(max=1)
         for optimizer in self.model.method.optimizers.values():
-            optimizer.scale_lr((self.rule.effective_size(len(images)) / FULL_BATCH).clamp(max=1))
+            optimizer.scale_lr(full * self.rule.shifted)
 
     @torch.no_grad()
     def _source_predictions(self, images: Tensor) -> Tensor:
-        with self.model.network.norm.using(RunningStatistics()):
+        """Return the source model's predictions, and measure the shift on the way."""
+        measured = MeasuredShift()
+        with self.model.network.norm.using(measured):
             logits = logits_of(functional_call(self.model.network.module, self.model.source_parameters(), (images,)))
+        self.shift = measured.added_to(self.shift, len(images))
         return at_least_float32(logits).softmax(dim=1).nan_to_num()  # one broken image must not stay in the sums
 
     def _add(self, predictions: Tensor) -> None:
@@ -102,7 +111,7 @@ class EffectiveBatch(Stateful):
 
     def follow(self) -> None:
         """Tell the rule."""
-        self.rule.rho = self.rho
+        self.rule.rho, self.rule.shift = self.rho, self.shift
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything to a copy of `state`, the rule included."""

@@ -13,7 +13,10 @@ from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass
 from dpl.objectives import classes_present, confident_labels
 
-__all__ = ["PrototypeMethod", "PrototypeSettings", "PrototypeTerm"]
+__all__ = ["MANY_CLASSES", "SAMPLED_CLASSES", "PrototypeMethod", "PrototypeSettings", "PrototypeTerm"]
+
+# Above so many classes Eq. 6 is estimated from a random sample: all C² similarities would cost more than the network.
+MANY_CLASSES, SAMPLED_CLASSES = 4096, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +78,4 @@ class PrototypeMethod(GradientMethod[P], Generic[P]):
     def __init__(self, network: Network, settings: P) -> None:
         super().__init__(network, settings)
         self.declare_part("term", self.term_class(network, settings, self.random))
-
-    def candidates(self, out: Pass) -> Tensor | None:
-        """Eq. 1: the confident samples."""
-        return self.term.candidates(out)
-
-    def loss(self, out: Pass) -> Objective:
-        """The member's loss."""
-        return self.term(out)
+        self.candidates, self.loss = self.term.candidates, self.term  # type: ignore[method-assign]
