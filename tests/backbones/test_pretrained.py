@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from data.make import make_folder
 from dpl.backbones import create
@@ -47,6 +48,38 @@ def test_adapt_knows_its_classes_and_size(saved_model: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["labelled"] == 12
     with out.open(newline="") as file:
         assert all(row["name"] == CLASSES[int(row["predicted"])] for row in csv.DictReader(file))
+
+
+def test_as_weights_it_is_refused_with_the_way_to_name_it(
+    saved_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos, advice = str(saved_model.parent / "photos" / "mine"), f"give --model {saved_model} without --weights"
+    for command in (["adapt", "--images", photos], ["serve", "--port", "0"]):
+        for weights in (saved_model, saved_model / "model.safetensors"):
+            assert main([*command, "--model", "debug_cnn", "--weights", str(weights)]) == 2
+            assert advice in capsys.readouterr().err
+    words = ["adapt", "--images", photos, "--out", str(saved_model.parent / "p.csv"), "--model", str(saved_model)]
+    assert main([*words, "--weights", str(saved_model / "model.safetensors")]) == 0  # its own: nothing to load
+
+
+def test_an_experiment_names_network_and_weights(saved_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, file = saved_model.parent / "photos", saved_model.parent / "own.yaml"
+    own = {"network": str(saved_model), "weights": f"{saved_model}/model.safetensors"}
+    fixed = {"dataset": "folder", "domains": ["mine"], "protocol": "continual", "methods": ["source"]}
+
+    def bench(*words: str, **changes: str) -> tuple[int, str]:
+        file.write_text(yaml.safe_dump(fixed | {"batch_size": 4, "transform": "square 32"} | own | changes))
+        code = main(["bench", str(file), "--data", str(data), "--out", str(data.parent / "out"), *words])
+        return code, capsys.readouterr().err
+
+    for code, error in (bench(weights=str(saved_model)), bench("--weights", own["network"], weights="{weights}/a.pth")):
+        assert (code, f"write `network: {saved_model}` and `weights: {own['weights']}`" in error) == (2, True)
+    code, error = bench()
+    assert (code, "numbers the classes as square, triangle ..., mine as circle, square" in error) == (2, True)
+    config = json.loads((saved_model / "config.json").read_text())
+    config["id2label"] = dict(enumerate(sorted(CLASSES)))
+    (saved_model / "config.json").write_text(json.dumps(config))
+    assert bench()[0] == 0
 
 
 def test_a_folder_without_its_processor_or_its_network_is_named(saved_model: Path) -> None:

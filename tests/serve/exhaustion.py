@@ -22,10 +22,9 @@ def tiff_with_large_tile(side: int = 46_320) -> bytes:
     return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + directory
 
 
-def rle_bmp(side: int = 4_990) -> bytes:
-    """A BMP of 1 KB with run-length encoding: Pillow decodes it in Python."""
+def rle_bmp(side: int = 4_990, data: bytes = bytes([0, 2, 255, 255]) * 8 + bytes([0, 1])) -> bytes:
+    """A BMP of 1 KB with run-length encoding: Pillow decodes it in Python. The usual data skip almost all of it."""
     palette = bytes(1024)
-    data = bytes([0, 2, 255, 255]) * 8 + bytes([0, 1])
     head = struct.pack("<IiiHHIIiiII", 40, side, side, 1, 8, 1, len(data), 0, 0, 256, 0)
     offset = 14 + 40 + len(palette)
     return b"BM" + struct.pack("<IHHI", offset + len(data), 0, 0, offset) + head + palette + data

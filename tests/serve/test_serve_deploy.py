@@ -7,6 +7,8 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -35,10 +37,31 @@ def test_the_image_starts_the_server() -> None:
                                "ENTRYPOINT", "CMD"}  # fmt: skip
     check_command(json.loads(commands["ENTRYPOINT"]) + json.loads(commands["CMD"]))
     assert commands["USER"] == "dpl"
-    root = DEPLOY.parent
-    for line in lines:
-        if line.startswith("COPY"):
-            assert all((root / name).exists() for name in line.split()[1:-1]), line
+    sources = {name for line in lines if line.startswith("COPY") for name in line.split()[1:-1]}
+    assert all((DEPLOY.parent / name).exists() for name in sources), sources
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    assert {line[1:] for line in ignored if line.startswith("!")} == sources  # nothing else is sent to the build
+    assert "*" in ignored
+
+
+def test_the_health_check_asks_the_port_of_the_server(tmp_path: Path) -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    words = json.loads(text.partition("HEALTHCHECK")[2].partition("CMD ")[2].splitlines()[0])
+    assert words[0] == "python"
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    assert f"127.0.0.1:{parser.get_default('port')}/readyz" in words[2]
+    with live(tmp_path) as server:
+        host = server.http.base_url.netloc.decode()
+        check = [sys.executable, words[1], words[2].replace("127.0.0.1:8000", host)]
+        assert subprocess.run(check, check=False).returncode == 0
+    assert subprocess.run(check, capture_output=True, check=False).returncode != 0
+
+
+def test_the_image_installs_extras_that_exist() -> None:
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r"'\.\[(.*)\]'", (DEPLOY / "Dockerfile").read_text())
+    assert set(extras.split(",")) <= project["optional-dependencies"].keys()
 
 
 def test_the_unit_starts_the_server() -> None:

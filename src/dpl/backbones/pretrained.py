@@ -14,8 +14,9 @@ from dpl.backbones.normalise import Normalise
 from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import optional
 
-__all__ = ["build_pretrained", "is_pretrained_folder", "pretrained_record"]
+__all__ = ["WEIGHTS", "build_pretrained", "holds_weights", "is_pretrained_folder", "pretrained_record"]
 
+WEIGHTS = "model.safetensors"
 _CONFIG = "config.json"
 _PROCESSOR = "preprocessor_config.json"
 
@@ -23,6 +24,11 @@ _PROCESSOR = "preprocessor_config.json"
 def is_pretrained_folder(name: str | Path) -> bool:
     """Say whether a name is that of a folder with a model of transformers."""
     return (Path(name) / _CONFIG).is_file()
+
+
+def holds_weights(name: str | Path, weights: str | Path) -> bool:
+    """Say whether `weights` is the weight file of the folder `name`, which its network has from the start."""
+    return is_pretrained_folder(name) and Path(weights).resolve() == (Path(name) / WEIGHTS).resolve()
 
 
 def build_pretrained(folder: Path, num_classes: int | None) -> tuple[nn.Module, Normalise]:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dpl.backbones.normalise import bare
+from dpl.backbones.pretrained import is_pretrained_folder
 from dpl.core.errors import DataError
 
 __all__ = ["Checkpoint", "LoadReport", "load_weights", "read_checkpoint"]
@@ -126,7 +127,13 @@ def _misfit(report: LoadReport, file: Checkpoint, found: _Tensors, expected: _Te
         for what, names in differences.items()
         if names
     ]
-    return f"{path} does not fit the network: {'; '.join(parts)}. {_advice(report, file, found, expected)}"
+    folder = Path(path).parent
+    advice = _name_it(folder) if is_pretrained_folder(folder) else _advice(report, file, found, expected)
+    return f"{path} does not fit the network: {'; '.join(parts)}. {advice}"
+
+
+def _name_it(folder: Path) -> str:
+    return f"{folder} is a model of transformers, network and weights in one: give --model {folder} without --weights."
 
 
 def _advice(report: LoadReport, file: Checkpoint, found: _Tensors, expected: _Tensors) -> str:
@@ -173,6 +180,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _first_bytes(path: Path) -> bytes:
+    if is_pretrained_folder(path):
+        raise DataError(f"weights: {_name_it(path)}")
     if not path.is_file():
         kind = "is a folder, not a file" if path.is_dir() else "does not exist"
         raise DataError(f"weights: {path} {kind}; give the path of a checkpoint ({_ACCEPTED}).")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from dpl.backbones.normalise import Normalise, with_normalisation
-from dpl.backbones.pretrained import build_pretrained, is_pretrained_folder
+from dpl.backbones.pretrained import build_pretrained, holds_weights, is_pretrained_folder
 from dpl.backbones.records import OWN
 from dpl.backbones.weights import load_weights
 from dpl.core.errors import MissingExtraError, SettingError, did_you_mean
@@ -43,7 +43,7 @@ def create(
         raise SettingError("pretrained=True and weights= exclude each other; give one of them.")
     network, default = _build(name, num_classes, pretrained)
     network = with_normalisation(network, default if normalise is None else normalise)
-    if weights is not None:
+    if weights is not None and not holds_weights(name, weights):
         load_weights(network, weights)
     return network.eval()
 

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dpl.backbones.pretrained import WEIGHTS, is_pretrained_folder
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, FOLDER, known_domains
 from dpl.bench.section import BY_DOMAIN, LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections, within
 from dpl.bench.selection import Candidate, Cell, candidates
@@ -235,10 +236,17 @@ def _weights(section: Section, stream: _Stream, locations: FileLocations) -> Pat
             raise SettingError(f"weights: unknown word {{{name}}}. {did_you_mean(name, words)}")
     path = Path(section.weights.format_map(words))
     if not path.is_file():
-        raise DataError(f"no source weights at {path}; `dpl train` makes them, --weights names their folder")
+        raise DataError(f"no source weights at {path}; {_where_weights_are(path, locations.weights)}")
     if stream.trained_on:
         _check_training(path, section, stream)
     return path
+
+
+def _where_weights_are(*folders: Path) -> str:
+    """Say what to do about weights that are missing; a model of transformers is the usual mistake."""
+    for folder in filter(is_pretrained_folder, folders):
+        return f"{folder} is a model of transformers: write `network: {folder}` and `weights: {folder / WEIGHTS}`"
+    return "`dpl train` makes them, --weights names their folder"
 
 
 def _check_training(weights: Path, section: Section, stream: _Stream) -> None:

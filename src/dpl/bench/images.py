@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
+from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
 from dpl.bench.changing import with_changing_corruptions
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
@@ -223,7 +225,18 @@ def check_networks(units: Iterable[Unit], context: "BenchContext") -> None:
     """Build every network with its weights once, so that one that does not fit is reported before the first run."""
     for unit in {(u.network, u.weights, u.dataset, *u.files.items(), u.domains[0]): u for u in units}.values():
         image_set, _, _ = _domain(unit, context, *_shifts(unit)[0])
+        _check_class_order(unit.network, image_set)
         context.source_network(unit, len(image_set.classes))
+
+
+def _check_class_order(network: str, images: ImageSet) -> None:
+    """Refuse a model of transformers that has the data's classes in another order: its labels would be wrong."""
+    names = pretrained_record(Path(network)).get("classes", []) if is_pretrained_folder(network) else []
+    if names != list(images.classes) and sorted(names) == sorted(images.classes):
+        raise DataError(
+            f"network: {network} numbers the classes as {names[0]}, {names[1]} ..., {images.name} as "
+            f"{images.classes[0]}, {images.classes[1]} ...; `dpl adapt` follows the network's order"
+        )
 
 
 def check_classes(sets: Iterable[ImageSet], streamed: ImageSet) -> None:
