@@ -47,3 +47,11 @@ def test_predict_measures_nothing() -> None:
     before = model.watch.shift.clone()
     model.predict(streams.iid("shifted", 64)[0][0])
     assert torch.equal(model.watch.shift, before)
+
+
+@pytest.mark.filterwarnings("error")
+def test_single_images_tell_no_shift() -> None:
+    model = dpl.adapt(streams.network(), "tent", guard=True)
+    for batch, _ in streams.iid("easy", 8, size=1):
+        model(batch)
+    assert torch.isinf(model.watch.shift)

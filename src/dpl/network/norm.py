@@ -209,7 +209,8 @@ class MeasuredShift:
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
         """Normalise by the source statistics, and measure."""
-        if layer.running_mean is not None and layer.running_var is not None:
+        one = len(x) == 1  # it has no spread
+        if layer.running_mean is not None and layer.running_var is not None and not one:
             means = at_least_float32(x).flatten(2).mean(dim=2) if x.ndim > 2 else at_least_float32(x)
             by_chance = means.var(dim=0) / len(means)
             excess = (means.mean(dim=0) - layer.running_mean).square() - by_chance
@@ -218,7 +219,7 @@ class MeasuredShift:
 
     def added_to(self, before: Tensor, images: int) -> Tensor:
         """Return the average over layers, and over the images before if these are fewer than `ENOUGH`."""
-        if not self.by_layer or images < 2:  # one image has no spread
+        if not self.by_layer:
             return before
         now = torch.stack(self.by_layer).mean().nan_to_num().to(before.dtype)  # a broken image must not stay
         return torch.where(before.isinf(), now, before).lerp(now, min(1.0, images / ENOUGH))
