@@ -123,7 +123,7 @@ def test_what_was_learnt_is_dropped_once_when_the_stream_proves_sorted() -> None
         steps.append(max(float((p.detach() - first[name]).abs().max()) for name, p in model.model.named_parameters()))
         if model.method.effective_batch.correlated > before:
             at = len(steps) - 1
-    assert steps[at - 1] > 0.2  # learnt at the full rate from batches that looked mixed
+    assert steps[at - 1] > 0.15  # learnt at nearly the full rate from batches that looked mixed
     assert steps[at] < 0.05  # back at the source, then one step at a rate of n_e / n
     assert model.method.effective_batch.correlated == 1
 
@@ -197,7 +197,7 @@ def test_images_of_the_source_keep_its_statistics() -> None:
     assert sum(share == 0 for share in shares) > 25  # 16 images have a mean of their own now and then
     model(mixed(40) + 1.0)
     assert float(model.last["norm"]) == pytest.approx(0.2, rel=0.01)
-    assert torch.allclose(dpl.adapt(source, "norm", norm="auto", norm_shift=1e9)(mixed(0)), source(mixed(0)))
+    assert torch.allclose(dpl.adapt(source, "norm", norm="auto", norm_shift=1e9)(mixed(0)), source.eval()(mixed(0)))
 
 
 def test_a_small_batch_moves_the_shift_by_its_size() -> None:
