@@ -112,7 +112,7 @@ def test_the_head_has_a_learning_rate_of_its_own_and_its_momentum_is_restored(tm
 
 
 def test_both_learning_rates_follow_the_effective_batch() -> None:
-    adaptive = adapt(head_lr_factor=10.0, norm="auto", lr=0.01)
+    adaptive = adapt(head_lr_factor=10.0, norm="auto", norm_shift=0.0, lr=0.01)
     images = batches()[0][:4]
     adaptive(images)
     body, head = adaptive.method.optimizers["optimizer"].optimizer.param_groups

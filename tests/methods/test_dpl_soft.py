@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpl
-from dpl.objectives import dpl_soft, dpl_star, prototype_regularization
+from dpl.objectives import dpl_soft, entropy, marginal_entropy, prototype_regularization
 from nets import CLASSES, images, network
 
 BATCHES = [images(16, seed=i) for i in range(4)]
@@ -22,16 +22,20 @@ def mixed_network(sharpness: float = 20.0) -> nn.Module:
     return made
 
 
-def test_the_loss_is_the_equation_over_the_whole_batch() -> None:
-    model = dpl.adapt(network(), "dpl_soft", norm="running", lr=0.0, layout="as_is")
+@pytest.mark.parametrize("loss", ["soft", "information", "soft+information"])
+def test_the_loss_is_the_equation_over_the_whole_batch(loss: str) -> None:
+    model = dpl.adapt(network(), "dpl_soft", norm="running", lr=0.0, layout="as_is", loss=loss)
     source = network()
     model(BATCHES[0])
     features: list[torch.Tensor] = []
     source.fc.register_forward_pre_hook(lambda _, args: features.append(args[0]))
     probabilities = source(BATCHES[0]).softmax(dim=1)
     contrast = dpl_soft(features[0], source.fc.weight, probabilities, 0.1)
+    logits = source(BATCHES[0])
+    parts = {"soft": contrast, "information": entropy(logits).mean() - marginal_entropy(logits)}
     regulariser = prototype_regularization(source.fc.weight, model.method.term.supports.sums, 0.1)
-    assert model.last["loss"] == pytest.approx((contrast + regulariser).item(), rel=1e-5)
+    expected = sum(parts[part] for part in loss.split("+")) + regulariser
+    assert model.last["loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_it_learns_where_no_sample_is_confident() -> None:
