@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpl
-from dpl.objectives import dpl_soft, entropy, marginal_entropy, prototype_regularization
+from dpl.objectives import dpl_soft, dpl_star, entropy, marginal_entropy, prototype_regularization
 from nets import CLASSES, images, network
 
 BATCHES = [images(16, seed=i) for i in range(4)]
