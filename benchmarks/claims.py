@@ -27,7 +27,7 @@ from dpl.bench.unit import Unit, resolved_settings
 
 HERE = Path(__file__).parent
 MECHANISM = HERE.parent / "docs/results/data/mechanism.csv"
-FIELDS = ("dataset", "batch_size", "limit", "network", "protocol")
+FIELDS = ("dataset", "severities", "batch_size", "limit", "network", "protocol")
 VERDICTS = ("confirmed", "contradicted", "too small to see", "partly run", "not run")
 UNITS = {
     "accuracy": "points", "last": "points in the last quarter", "ece": "points of ECE", "counts": "% of images",
@@ -76,7 +76,8 @@ def expected_calibration_error(confidence: NDArray[Any], right: NDArray[Any], bi
 def is_row(unit: Unit, wanted: Mapping[str, Any]) -> bool:
     """Say whether a unit is a run of this row: the given settings, all others at their defaults."""
     fields = {name: wanted[name] for name in FIELDS if name in wanted}
-    if unit.method != wanted["method"] or any(getattr(unit, name) != value for name, value in fields.items()):
+    own = {name: value for name, value in unit.record().items() if name in fields}
+    if unit.method != wanted["method"] or own != fields:
         return False
     given = {key: value for key, value in wanted.items() if key not in (*FIELDS, "method")}
     full = resolved_settings(unit.method, given)
