@@ -31,6 +31,9 @@ import time
 from dpl.backbones.debug import DebugCNN
 
 class Hanging(DebugCNN):
+    def __init__(self, num_classes=10):
+        super().__init__(num_classes)
+
     def forward(self, images):
         if len(images) == 7:
             time.sleep(1000)
@@ -57,7 +60,7 @@ def server(folder: Path) -> Iterator[Process]:
 def start(folder: Path) -> Process:
     """Ray itself gives its parts 30 seconds to start; a machine with much else to do may need another try."""
     options = ("--engine", "ray", "--replicas", "2", "--replica-cpus", "0.5", "--snapshot-every", str(EVERY))
-    options += ("--workers", "2", "--stop-seconds", "10", "--network", "hanging:Hanging")
+    options += ("--workers", "2", "--stop-seconds", "10", "--network", "hanging:Hanging", "--size", "32")
     for _ in range(2):
         try:
             return Process(folder, *options, "--live-models", "2", "--latency-budget", "60")
