@@ -9,9 +9,10 @@ from torch import Tensor
 from dpl.estimate import EstimateSettings
 from dpl.estimate.difference import Comparison, begin_comparison
 from dpl.estimate.signals import Window
+from dpl.network.norm import UNKNOWN
 
 
-def compare(window: Window, rows: int, memory: int, shift: float = math.inf) -> Comparison:
+def compare(window: Window, rows: int, memory: int, shift: float = UNKNOWN) -> Comparison:
     begun = begin_comparison(window, rows, memory, torch.tensor(shift), EstimateSettings())
     return begun.conclude(begun.numbers.tolist())
 

@@ -14,7 +14,6 @@ exceed the share of images on which the predictions differ: elsewhere nothing is
 shifted (`MeasuredShift`), the source model is as good as it ever was, and every other prediction counts as lost.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.signals import Window
+from dpl.network.norm import UNKNOWN
 
 __all__ = ["Comparing", "Comparison", "begin_comparison", "compare"]
 
@@ -60,7 +60,7 @@ class Comparing:
         most = disagreement if shift > self.settings.least_shift else -disagreement
         found = max(-disagreement, min(most, found))
         return Comparison(
-            self.rows, found, disagreement, firm, source_firm, own, other, shift if math.isfinite(shift) else None
+            self.rows, found, disagreement, firm, source_firm, own, other, None if shift > UNKNOWN / 2 else shift
         )
 
 

@@ -22,7 +22,7 @@ from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.shifts import beside_others, shrunk
 from dpl.estimate.signals import Accuracies, Window, accuracies
 from dpl.methods.model_state import ModelState
-from dpl.network.norm import MeasuredShift, install
+from dpl.network.norm import UNKNOWN, MeasuredShift, install
 from dpl.network.split import logits_of, private_copy
 
 __all__ = ["Watch"]
@@ -45,7 +45,7 @@ class Watch(Stateful):
     adapted_firm: Tensor | None
     credit: float  # passes of one image that may be spent
     looks: int
-    shift: Tensor  # [], of the images looked at last; infinite until it is measured
+    shift: Tensor  # [], of the images looked at last, in running variances
     anchor: Tensor  # [], most that the present weights can have: accuracy at home minus what they lost on the anchors
 
     def __init__(self, settings: EstimateSettings, model: nn.Module) -> None:
@@ -55,7 +55,7 @@ class Watch(Stateful):
         self._norm = install(self._source)
         self.declare(source_logits=None, adapted_logits=None, source_firm=None, adapted_firm=None)
         self.declare(credit=0.0, looks=0, anchor=torch.ones((), dtype=torch.float64, device=self.device))
-        self.declare(shift=torch.full((), torch.inf, dtype=torch.float64, device=self.device))
+        self.declare(shift=torch.full((), UNKNOWN, dtype=torch.float64, device=self.device))
         self.declare_part("home", Home())
         self._anchors: tuple[Tensor, Tensor, int] | None = None  # images, labels, how many the source model has right
         self._found: Accuracies | None = None  # computed from the declared values, until they change

@@ -19,10 +19,10 @@ from dpl.core.errors import SettingError
 from dpl.core.numerics import at_least_float32, variance_and_mean
 
 __all__ = [
-    "ENOUGH", "FULL_BATCH", "AutoBlend", "BatchRule", "BatchStatistics", "BlendedStatistics", "MeasuredShift",
-    "MedianStatistics", "NormControl", "RecordedStatistics", "Rule", "RunningStatistics", "Statistics", "TrackRunning",
-    "add_rule", "blend_with_running", "channel_statistics", "install", "normalise", "normalise_each", "parse_norm",
-    "uninstall",
+    "ENOUGH", "FULL_BATCH", "UNKNOWN", "AutoBlend", "BatchRule", "BatchStatistics", "BlendedStatistics",
+    "MeasuredShift", "MedianStatistics", "NormControl", "RecordedStatistics", "Rule", "RunningStatistics", "Statistics",
+    "TrackRunning", "add_rule", "blend_with_running", "channel_statistics", "install", "normalise", "normalise_each",
+    "parse_norm", "uninstall",
 ]  # fmt: skip
 
 Forward = Callable[[Tensor], Tensor]  # a layer's original forward
@@ -33,6 +33,7 @@ Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a
 Rule = Callable[[_BatchNorm, Forward, Tensor, "NormControl"], Tensor]
 FULL_BATCH = 32  # images; a smaller one has the same share of statistics, and a lower learning rate
 ENOUGH = 16  # images of a batch that tell how far it has shifted, and how alike its images are
+UNKNOWN = 1e4  # the shift until it is measured: larger than any, also in half precision
 _TINY = 1e-9
 
 
@@ -172,7 +173,7 @@ class AutoBlend:
     prior: float = 128  # images that the source statistics count for, beside a batch of 32 or more
     least: float = 0.02  # shift up to which they stay
     rho: Tensor = field(default_factory=lambda: torch.zeros(()))
-    shift: Tensor = field(default_factory=lambda: torch.tensor(torch.inf))  # unknown: as if large
+    shift: Tensor = field(default_factory=lambda: torch.tensor(UNKNOWN))
 
     def effective_size(self, count: int) -> Tensor:
         """n_e of a batch of `count` images."""
@@ -222,7 +223,7 @@ class MeasuredShift:
         if not self.by_layer:
             return before
         now = torch.stack(self.by_layer).mean().nan_to_num().to(before.dtype)  # a broken image must not stay
-        return torch.where(before.isinf(), now, before).lerp(now, min(1.0, images / ENOUGH))
+        return torch.where(before > UNKNOWN / 2, now, before).lerp(now, min(1.0, images / ENOUGH))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from torch.func import functional_call
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.network.norm import ENOUGH, FULL_BATCH, AutoBlend, MeasuredShift
+from dpl.network.norm import ENOUGH, FULL_BATCH, UNKNOWN, AutoBlend, MeasuredShift
 from dpl.network.split import logits_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class EffectiveBatch(Stateful):
     """Sees each batch before the method does; sets the rule's rho and the learning rate."""
 
     rho: Tensor  # [], 0 to 1
-    shift: Tensor  # [], in running variances; infinite until it is measured
+    shift: Tensor  # [], in running variances
     total: Tensor | None  # [C], sum of the predictions
     squares: Tensor | None  # [2]: of each prediction; of each batch's total, divided by its images
     batches: float  # sum of the batches' weights, and of their squares
@@ -61,7 +61,7 @@ class EffectiveBatch(Stateful):
         super().__init__()
         self.rule = rule
         self.declare(rho=torch.zeros((), device=device), total=None, squares=None)
-        self.declare(shift=torch.full((), torch.inf, device=device))
+        self.declare(shift=torch.full((), UNKNOWN, device=device))
         self.declare(batches=0.0, squared_weights=0.0, rows=0.0, correlated=0)
         self.follow()
 
