@@ -74,11 +74,12 @@ def _resampled(streams: list[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 
 def finished_runs(name: str, data: Path, weights: Path, store: Path, columns: list[str]) -> pd.DataFrame:
-    """Return one line for each finished run of a shipped experiment file."""
+    """Return one line for each finished run of a shipped experiment file, if there is any."""
     file = SHIPPED / f"{name}.yaml"
     grid = read_grid(file, FileLocations(data, weights, file.parent))
-    lines = frame(cell_rows(grid.cells, Store(store)))[columns].round({"accuracy": 4, "confidence": 4})
-    lines["column"] = lines["column"].str.partition("@")[0]  # all corruptions have one severity
+    lines = frame(cell_rows(grid.cells, Store(store))).reindex(columns=columns)
+    lines = lines.round({"accuracy": 4, "confidence": 4})
+    lines["column"] = lines["column"].astype(str).str.partition("@")[0]  # all corruptions have one severity
     return lines
 
 
