@@ -128,12 +128,15 @@ def load(
             f"cannot load {folder}: it was saved from a model with other weights; pass the same source model"
         )
     adaptive.input_shape = manifest.get("input")
-    if of_server:
-        state = adaptive.state_dict() | tensors
-        adaptive.load_state_dict({key: value for key, value in state.items() if key not in manifest["removed"]})
-        return adaptive
-    adaptive._load_prepared(part_of(tensors, "origin"))
-    adaptive.load_state_dict(part_of(tensors, "state"))
+    try:
+        if of_server:
+            state = adaptive.state_dict() | tensors
+            adaptive.load_state_dict({key: value for key, value in state.items() if key not in manifest["removed"]})
+        else:
+            adaptive._load_prepared(part_of(tensors, "origin"))
+            adaptive.load_state_dict(part_of(tensors, "state"))
+    except SnapshotError as error:
+        raise SnapshotError(f"cannot load {folder}, written by dpl {manifest.get('dpl')}: {error}") from error
     return adaptive
 
 
