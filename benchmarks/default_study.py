@@ -22,7 +22,7 @@ COLUMNS = ["section", "label", "column", "seed", "n", "accuracy", "confidence", 
 DEFAULT, SOURCE = "dpl_soft", "source"
 RIVALS = ("norm", "tent", "t3a", "shot_im", "eata", "roid", "dpl")
 CHOSEN_ON = "pacs"  # streams on which the learning rate was chosen
-SHUFFLED = ("pacs pairs", "shuffled", "other corruptions", "CIFAR-100", "mild")
+SHUFFLED = ("pacs pairs", "shuffled", "other corruptions", "CIFAR-100", "mild", "imagenet")
 
 
 def collect(data: Path, weights: Path, store: Path) -> None:
@@ -109,6 +109,7 @@ def _protocol(rows: pd.DataFrame) -> str:
     text = f"""*Measured 2026-11-18.* {units:,} runs, {images:,} images, 3 seeds. PACS: EfficientNet-Lite0, 128 pixels,
         batches of 32, the whole 80 % of each target, or 320 images of it (pairs). CIFAR-10, CIFAR-100: ResNet-20,
         ResNet-32, batches of 200, 1,000 images (400 in batches below 8), severity 5, mild ones 2.
+        ImageNet: EfficientNet-Lite0, 224 pixels, 320 images, batches of 32, rivals with batch statistics and 5e-5.
         `share of the batch alone`: `norm_shift=0`. `matched SHOT-IM`, `soft loss alone`: one of the two losses."""
     return _wrapped(text) + "\n\n```\n" + (__doc__ or "").split("\n\n", 1)[1].strip() + "\n```"
 

@@ -26,6 +26,7 @@ pytestmark = [
 ]
 STREAMS = ("cam-0", "cam-1", "cam-2", "cam-3")
 EVERY = 3
+GUARD = {"limit": 1e9}  # it never freezes, so that every batch is one adapted to
 HANGING = """
 import time
 from dpl.backbones.debug import DebugCNN
@@ -60,7 +61,18 @@ def server(folder: Path) -> Iterator[Process]:
 def start(folder: Path) -> Process:
     """Ray itself gives its parts 30 seconds to start; a machine with much else to do may need another try."""
     options = ("--engine", "ray", "--replicas", "2", "--replica-cpus", "0.5", "--snapshot-every", str(EVERY))
-    options += ("--workers", "2", "--stop-seconds", "10", "--network", "hanging:Hanging", "--size", "32")
+    options += (
+        "--guard-set",
+        "limit=1e9",
+        "--workers",
+        "2",
+        "--stop-seconds",
+        "10",
+        "--network",
+        "hanging:Hanging",
+        "--size",
+        "32",
+    )
     for _ in range(2):
         try:
             return Process(folder, *options, "--live-models", "2", "--latency-budget", "60")
@@ -85,7 +97,7 @@ def predict(http: httpx.Client, stream: str, number: int) -> dict[str, Any]:
 
 def test_same_answers_as_the_plain_server_and_streams_stick(http: httpx.Client, tmp_path: Path) -> None:
     runs: dict[str, set[str]] = {stream: set() for stream in STREAMS}
-    with live(tmp_path, guard=True, snapshot_every=EVERY) as single:
+    with live(tmp_path, guard=GUARD, snapshot_every=EVERY) as single:
         for number in range(4):
             for stream in STREAMS:
                 one = single.predict(stream, number, adapt="wait", probabilities=True).json()
@@ -125,7 +137,7 @@ def test_a_killed_replica_comes_back_with_its_streams(http: httpx.Client) -> Non
     after = predict(http, lost, number)
     assert after["run"] != before["run"]
     assert after["seq"] == status["seq"] + 1
-    model = adaptive(guard=True)
+    model = adaptive(guard=GUARD)
     for i in range(number):
         model(batch(i))
     wanted = model(batch(number)).softmax(dim=1)
@@ -150,10 +162,10 @@ def test_an_orderly_stop_saves_every_stream_even_if_a_step_hangs(
     stuck.join(60)
     assert statuses == [503]
     for index in range(2):
-        with live(replica_folder(folder / "state", index, 2), guard=True) as single:
+        with live(replica_folder(folder / "state", index, 2), guard=GUARD) as single:
             for stream in (stream for stream in STREAMS if owner(stream, 2) == index):
                 assert single.status(stream)["adapted_batches"] == counts[stream]
-                model = adaptive(guard=True)
+                model = adaptive(guard=GUARD)
                 for i in range(counts[stream]):
                     model(batch(i))
                 assert_same_state(single.state(stream), model.state_dict())
