@@ -24,7 +24,7 @@ from dpl.runs.folder import FolderRun
 
 __all__ = [
     "add_model_arguments", "check_counts", "class_names", "evaluation_transform", "images_of", "labelled_images",
-    "load_source", "parse_settings", "source_network", "training_record",
+    "load_source", "parse_settings", "source_network", "spread", "training_record",
 ]  # fmt: skip
 
 
@@ -157,10 +157,15 @@ def labelled_images(
     return _some_of(images, run.transform, limit, f"{option} {folder}", run.batch_size, run.workers)
 
 
+def spread(count: int, limit: int) -> range:
+    """Return the places of at most `limit` of `count` images, spread over all."""
+    return range(0, count, -(-count // limit) or 1)
+
+
 def _some_of(
     images: ImageSet, transform: Evaluation, limit: int, what: str, batch_size: int = 32, workers: int = 0
 ) -> list[tuple[Tensor, Tensor]]:
-    some = range(0, len(images), -(-len(images) // limit))
+    some = spread(len(images), limit)
     read = batches(images, list(some), transform, batch_size, workers=workers)
     readable = [(batch.images, batch.labels) for batch in read if len(batch)]
     if not readable:

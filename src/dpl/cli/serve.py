@@ -24,6 +24,7 @@ from dpl.cli.models import (
     labelled_images,
     parse_settings,
     source_network,
+    spread,
     training_record,
 )
 from dpl.core.errors import DataError, SettingError
@@ -209,7 +210,7 @@ def _digest(folder: Path) -> str:
 
     images = open_folder(folder)
     files = [Path(images.location(index)) for index in range(len(images))]
-    read = set(files[:: -(-len(files) // _SOURCE)])  # as `labelled_images` chooses; a large data set takes no longer
+    read = {files[index] for index in spread(len(files), _SOURCE)}  # those of `labelled_images`
     digest = hashlib.sha256()
     for file in sorted(files):
         name, contents = file.relative_to(folder).as_posix(), _contents(file) if file in read else ""

@@ -22,7 +22,8 @@ from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.shifts import beside_others, shrunk
 from dpl.estimate.signals import Accuracies, Window, accuracies
 from dpl.methods.model_state import ModelState
-from dpl.network.norm import UNKNOWN, MeasuredShift, install
+from dpl.network.norm import UNKNOWN, install
+from dpl.network.shift import MeasuredShift
 from dpl.network.split import logits_of, private_copy
 
 __all__ = ["Watch"]
