@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpl
+from dpl.demo.digits import load_source_network, mnist
 from dpl.objectives import dpl_soft, dpl_star, entropy, marginal_entropy, prototype_regularization
 from nets import CLASSES, images, network
 
@@ -50,7 +51,7 @@ def test_it_learns_where_no_sample_is_confident() -> None:
 
 
 def test_the_memory_answers_like_t3a_while_nothing_is_learnt() -> None:
-    ours = dpl.adapt(network(), "dpl_soft", loss="none", norm="running")
+    ours = dpl.adapt(network(), "dpl_soft", loss="none", norm="running", answer="memory")
     theirs = dpl.adapt(network(), "t3a", filter_k=20)
     for batch in BATCHES:
         own, other = ours(batch), theirs(batch)
@@ -65,6 +66,41 @@ def test_the_memory_is_as_sure_as_the_classifier() -> None:
     )
     spread = [float((logits - logits.mean(dim=1, keepdim=True)).norm()) for logits in (memory, classifier)]
     assert spread[0] == pytest.approx(spread[1], rel=1e-4)
+
+
+def test_both_answer_by_halves() -> None:
+    both, memory, classifier = (
+        dpl.adapt(mixed_network(), "dpl_soft", answer=answer, layout="as_is")
+        for answer in ("both", "memory", "classifier")
+    )
+    for batch in BATCHES:
+        halves = (memory(batch) + classifier(batch)) / 2
+        assert torch.allclose(both(batch), halves, atol=1e-4)
+
+
+def test_the_memory_says_little_where_the_images_of_a_batch_are_alike() -> None:
+    model = dpl.adapt(mixed_network(), "dpl_soft", layout="as_is")
+    model(BATCHES[0])
+    assert float(model.method.memory_share) == 0.5
+    model.method.effective_batch.rho.fill_(1.0)
+    with torch.no_grad():
+        out = model.network(BATCHES[1])
+    logits = model.method.enter(out)
+    assert float(model.method.memory_share) == pytest.approx(0.5 / 16)
+    memory = model.method.scale * model.method.term.supports.scores(out.z)
+    assert torch.allclose(logits, out.logits + (memory - out.logits) / 32, atol=1e-4)
+
+
+def test_clean_digits_sorted_by_class_stay_near_the_source_model() -> None:
+    network, _ = load_source_network()
+    pictures, labels = (part[::5] for part in mnist())
+    order = labels.argsort(stable=True)
+    model, right = dpl.adapt(network, layout="as_is"), 0
+    with torch.no_grad():
+        source = int((network(pictures).argmax(dim=1) == labels).sum())
+    for batch in order.split(50):
+        right += int((model(pictures[batch]).argmax(dim=1) == labels[batch]).sum())
+    assert right >= source - 0.015 * len(labels)
 
 
 def test_the_classifier_can_answer() -> None:
@@ -109,15 +145,11 @@ def test_hard_labels_of_all_samples_are_eq_4() -> None:
 
 @pytest.mark.parametrize("kind", ["group", "tokens", "none", "weight_norm", "wrapped"])
 def test_it_works_on_other_networks(kind: str) -> None:
-    model = dpl.adapt(network(kind))
+    model = dpl.adapt(network(kind), "dpl_soft")
     logits = [model(batch) for batch in BATCHES]
     assert model.last["updated"]
     assert torch.stack(logits).isfinite().all()
     assert F.softmax(logits[-1], dim=1).shape == (16, CLASSES)
-
-
-def test_it_is_the_default() -> None:
-    assert dpl.adapt(network()).method.info.name == "dpl_soft"
 
 
 def test_it_can_be_added_to_another_method() -> None:

@@ -8,7 +8,8 @@ unsure, hardly any sample is, and nothing is learned. Here every sample takes pa
     L_IM = mean_i H(p(x_i)) - H(mean_i p(x_i))                                               SHOT-IM's loss
     z*_k = mean direction of the 20 features of lowest entropy predicted as k (T3A's support set)  instead of Eq. 5
     L = L_SOFT + L_IM + beta L_REG(w, z*)                                                    Eq. 6 and 7 of the paper
-    answer: logit_k(x) = a <z(x), z*_k>, a: so that the logits of a batch spread as the classifier's do
+    answer: logit_k(x) = (1 - m) (W z(x) + b)_k + m a <z(x), z*_k>,   m = n_e / 2n
+            a: so that the memory's logits of a batch spread as the classifier's do; n_e: of norm="auto", else n
 
 Updates: all parameters, once for each batch, and the support set. Statistics: norm="auto", the share of batch
 statistics that the effective size of the batch and the size of the shift allow; a network without BatchNorm goes
@@ -29,7 +30,7 @@ from dpl.core.random import Random
 from dpl.core.settings import setting
 from dpl.methods.base import Fact, GradientMethod, Objective, Term
 from dpl.methods.parts.prototype_family import MANY_CLASSES, SAMPLED_CLASSES
-from dpl.methods.parts.scaled_answer import AnsweredBySupports
+from dpl.methods.parts.scaled_answer import Answer, AnsweredBySupports
 from dpl.methods.parts.supports import SupportSet, SupportSettings
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
@@ -51,7 +52,7 @@ class DPLSoftSettings(GradientSettings, SupportSettings, norm="auto", lr=5e-5, s
     confidence: float = setting(0.9, "alpha, for loss='star' alone", low=0, high=1)
     temperature: float = setting(0.1, "tau: temperature of the cosine similarities", low=1e-4)
     reg_weight: float = setting(1.0, "beta: weight of the regulariser", low=0)
-    answer: Literal["memory", "classifier"] = setting("memory", "what predicts")
+    answer: Answer = setting("both", "what predicts: the memory, the classifier, or both together")
 
 
 # Each loss without the regulariser, of a pass and the prototypes.
@@ -116,7 +117,7 @@ class DPLSoft(AnsweredBySupports, GradientMethod[DPLSoftSettings]):
     def __init__(self, network: Network, settings: DPLSoftSettings) -> None:
         super().__init__(network, settings)
         self.declare_part("term", self.term_class(network, settings, self.random))
-        self.declare_answer(network, self.term.supports, by_memory=settings.answer == "memory")
+        self.declare_answer(network, self.term.supports, settings.answer)
 
     def step(self, images: Tensor) -> Tensor:
         """Let the batch enter the support set, predict it, then update, `steps` times."""
