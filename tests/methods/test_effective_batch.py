@@ -128,6 +128,21 @@ def test_what_was_learnt_is_dropped_once_when_the_stream_proves_sorted() -> None
     assert model.method.effective_batch.correlated == 1
 
 
+def test_a_frozen_model_still_knows_and_measures_the_stream() -> None:
+    model = dpl.adapt(Bright(), "dpl_soft", guard=True, layout="as_is")
+    for batch in sorted_stream():
+        model(batch)
+    measured = model.method.effective_batch
+    rho, batches = float(measured.rho), measured.batches
+    assert rho > 0.5
+    model.guard._freeze(model.state, sorted_stream()[0], "by hand")
+    assert (float(measured.rho), measured.batches) == (rho, batches)
+    assert float(measured.rule.rho) == rho
+    model(sorted_stream()[0])
+    assert model.guard.frozen
+    assert measured.batches > batches
+
+
 @pytest.mark.parametrize(("size", "rate"), [(64, 0.5), (32, 0.5), (8, 0.125)])
 @pytest.mark.parametrize("kind", ["batch", "group"])
 def test_the_learning_rate_follows_the_effective_size(kind: str, size: int, rate: float) -> None:

@@ -267,6 +267,7 @@ class Guard(Stateful):
 
     def _answer_while_frozen(self, state: ModelState, images: Tensor) -> Tensor:
         """Serve the source model; now and then let the adapted model predict, too, and see whether it is better."""
+        state.measure_stream(images)
         source = self.watch.source_and_shift(images)
         if not self.watch.is_due(state, images, spare=1.0):
             read = read_together(source=bounds([source]))

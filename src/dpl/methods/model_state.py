@@ -155,18 +155,24 @@ class ModelState:
         return state | {"generator": self.method.random.generator.get_state()}
 
     def put_back(self, changed: Mapping[str, Tensor] | None) -> None:
-        """Return to a copy of `tensors` and `rest` by name, or with None to the origin."""
-        if changed is None:
-            self.restore(self.origin)
-        else:
-            self.restore({k: v for k, v in self.origin.items() if k.startswith("model.")} | dict(changed))
+        """Return to a copy of `tensors` and `rest` by name, or with None to the origin.
 
-    def restart(self, keep: str) -> None:
-        """Return to the origin, except for the method's part of that name."""
-        if self.kept is not None:  # within a call, which may fail
+        What is known of the stream stays: the source model measured it, so adaptation cannot have harmed it.
+        """
+        state = {key: value for key, value in self.origin.items() if changed is None or key.startswith("model.")}
+        known = {key: value for key, value in self.rest().items() if key.startswith("method.effective_batch.")}
+        self.restore(state | dict(changed or {}) | known)
+
+    def restart(self) -> None:
+        """Return to the origin within a call, which may fail."""
+        if self.kept is not None:
             self._keep_trained()
-        kept = {key: value for key, value in self.rest().items() if key.startswith(f"method.{keep}.")}
-        self.restore(self.origin | kept)
+        self.put_back(None)
+
+    def measure_stream(self, images: Tensor) -> None:
+        """Let the method measure a batch that it does not adapt to."""
+        if self.method.effective_batch is not None:
+            self.method.effective_batch.look(images)
 
     def source_parameters(self) -> State:
         """Return the source values of the parameters that train, by name, not copied."""

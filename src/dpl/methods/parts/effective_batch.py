@@ -75,7 +75,7 @@ class EffectiveBatch(Stateful):
             # shapes of memories, which no tensor can decide.
             if not self.correlated and bool(self.rho > 0):
                 self.correlated = 1
-                self.model.restart(keep="effective_batch")
+                self.model.restart()
         full = (self.rule.effective_size(len(images)) / FULL_BATCH).clamp(max=1)
         for optimizer in self.model.method.optimizers.values():
             optimizer.scale_lr(full * self.rule.shifted)
