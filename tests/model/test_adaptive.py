@@ -27,8 +27,16 @@ def test_a_call_predicts_and_adapts_and_reset_returns_to_the_source() -> None:
     assert torch.equal(model.predict(images()), network()(images()))
 
 
-def test_the_default_method_is_soft_dpl() -> None:
-    assert dpl.adapt(network()).method.info.name == "dpl_soft"
+def test_the_default_is_soft_dpl_under_the_guard() -> None:
+    model = dpl.adapt(network())
+    assert model.method.info.name == "dpl_soft"
+    assert model.guard is not None
+    assert dpl.adapt(network(), guard=False).guard is None
+
+
+def test_a_named_method_has_no_guard_unless_asked() -> None:
+    assert dpl.adapt(network(), "dpl_soft").guard is None
+    assert dpl.adapt(network(), "dpl_soft", guard=True).guard is not None
 
 
 def test_output_is_from_before_or_after_the_update() -> None:

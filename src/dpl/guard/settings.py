@@ -20,7 +20,7 @@ class GuardSettings(Checked):
     limit: float = setting(8.0, "estimated predictions lost, beyond the allowance, at which the guard acts", low=1)
     allowance: float = setting(0.03, "share of the predictions that may be lost without being counted", low=0, high=1)
     memory: int = setting(128, "images over which predicted classes are counted", low=8)
-    share: float = setting(0.1, "time spent on comparisons, as a share of the time of adaptation", low=0, high=4)
+    share: float = setting(0.05, "time spent on comparisons, as a share of the time of adaptation", low=0, high=4)
     glance: int = setting(8, "in every batch, the source model predicts one image in N; 0 for none", low=0)
     surprise: float = setting(3.0, "standard deviations of a change in disagreement that call for a comparison", low=0)
     freeze_rows: int = setting(512, "images after which a frozen model is tried again; doubles with each freeze", low=1)

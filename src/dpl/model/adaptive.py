@@ -40,13 +40,13 @@ _NOT_STORABLE = "<function>"  # stands for a setting that a file cannot hold
 
 def adapt(
     model: nn.Module,
-    method: str = DEFAULT_METHOD,
+    method: str | None = None,
     *,
     classifier: str | None = None,
     source: Labelled = None,
     calibrate: Labelled = None,
     estimate: bool | Mapping[str, Any] | None = None,
-    guard: bool | GuardSettings | Mapping[str, Any] = False,
+    guard: bool | GuardSettings | Mapping[str, Any] | None = None,
     layout: str = "auto",
     on_step: OnStep | None = None,
     **settings: Any,
@@ -55,7 +55,8 @@ def adapt(
 
     Args:
         model: any module that returns logits [B, C]. It is copied, never changed.
-        method: a name from `list_methods()`, or `X+dpl`; by default soft DPL, which needs no settings.
+        method: a name from `list_methods()`, or `X+dpl`. Without a name: soft DPL under the guard, which needs no
+            settings.
         classifier: name of the linear classifier inside `model`; found when not given.
         source: labelled source batches for methods that need them: a loader of (images, labels), or one such pair.
         calibrate: labelled source validation data in the same form, for the estimate of accuracy; any method. 500 to
@@ -63,7 +64,8 @@ def adapt(
         estimate: True to watch the stream for `model.estimate()`, or settings of it (docs/reliability.md); on where
             `calibrate=` is given.
         guard: True to compare adaptation with the source model and to stop it where it does harm
-            (docs/reliability.md), or the guard's settings.
+            (docs/reliability.md), or the guard's settings. A named method has none by default: it runs as its paper
+            has it.
         layout: memory layout of the convolutions. "auto" follows a fixed rule, "timed" measures both layouts on the
             first batch, "channels_last" and "as_is" set it. Values change by rounding only.
         on_step: called with `model.last` after every batch; for loggers.
@@ -74,13 +76,13 @@ def adapt(
     """
     return AdaptiveModel(
         model,
-        method,
+        DEFAULT_METHOD if method is None else method,
         classifier=classifier,
         source=source,
         calibrate=calibrate,
         estimate=estimate,
         settings=settings,
-        guard=guard,
+        guard=method is None if guard is None else guard,
         layout=layout,
         on_step=on_step,
     )
