@@ -27,7 +27,7 @@ from dpl.bench.unit import Unit, resolved_settings
 
 HERE = Path(__file__).parent
 MECHANISM = HERE.parent / "docs/results/data/mechanism.csv"
-FIELDS = ("dataset", "severities", "batch_size", "limit", "network", "protocol")
+FIELDS = ("dataset", "severities", "batch_size", "limit", "network", "protocol", "part")
 VERDICTS = ("confirmed", "contradicted", "too small to see", "partly run", "not run")
 UNITS = {
     "accuracy": "points", "last": "points in the last quarter", "ece": "points of ECE", "counts": "% of images",
@@ -96,7 +96,8 @@ def gather(store: Store, ledger: Mapping[str, Any]) -> dict[str, dict[str, dict[
         labels = [label for label, wanted in rows.items() if is_row(unit, wanted)]
         if labels and unit.part != "outside":
             record = store.records(unit)[0]
-            stream = f"{unit.dataset} {','.join(unit.domains)} {unit.limit or 'all'}|{unit.seed}"
+            pair = f"{unit.trained_on[0]}>" if len(unit.trained_on) == 1 else ""
+            stream = f"{unit.dataset} {pair}{','.join(unit.domains)} {unit.limit or 'all'}|{unit.seed}"
             values = measures(record, store.predictions(unit), len(record["classes"]))
             for label in labels:
                 found[label][stream] = values
@@ -242,6 +243,7 @@ def write_ledger(ledger: Mapping[str, Any], found: Found, origin: Mapping[str, s
         "QUARTERS": quarter_table(found, ledger["compared"]) if "compared" in ledger else [],
         "NOISE": setting_table(found, ledger.get("noise", {})),
         "SETTINGS": setting_table(found, ledger.get("settings", {})),
+        "NETWORKS": setting_table(found, ledger.get("networks", {})),
     }  # fmt: skip
     for name, lines in tables.items():
         page = page.replace(f"\n{name}\n", "\n" + "\n".join(lines) + "\n")

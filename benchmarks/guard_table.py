@@ -3,7 +3,7 @@
     DPL_DATA=/path/to/data python benchmarks/guard_table.py --out runs/guard --network resnet20
     DPL_DATA=/path/to/data python benchmarks/guard_table.py --out runs/guard --sensitivity  # half and twice each
 
-Resumable: one line of OUT/guard.jsonl for each network, stream, method and mode. Modes: `off`, `on` (guard=True),
+Resumable: one line of OUT/guard.jsonl for each network, stream, method, mode and seed. Modes: `off`, `on` (guard=True),
 `calibrated` (guard=True with 500 labelled source images), and `limit=4`, one setting changed. `DPL_DATA` is that of
 benchmarks/estimate_study.py.
 """
@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def interrupted(run: Run, images: Any, labels: Tensor) -> Batches:
     """Noise, then one clean class, then noise again."""
     part = run.images // 3 // BATCH * BATCH
     noisy = list(stream(run._replace(corruption="gaussian_noise", order="shuffled", images=2 * part), images, labels))
-    rows = positions(labels, "one class", part)
+    rows = positions(labels, "one class", part, run.seed)
     clean = [(as_tensor(images[r.numpy()]), labels[r]) for r in rows.split(BATCH)]
     yield from [*noisy[: len(noisy) // 2], *clean, *noisy[len(noisy) // 2 :]]
 
@@ -87,12 +88,17 @@ STREAMS: dict[str, Callable[..., Batches]] = {
     "noise, 80 % one class": ordered("gaussian_noise", "skewed"),
     "noise, one clean class, noise": interrupted,
     "clean": ordered("clean", "shuffled"),
+    "clean, sorted": ordered("clean", "sorted"),
+    "one clean class": ordered("clean", "one class"),
+    "fog, sorted": ordered("fog", "sorted"),
+    "pixelate, sorted": ordered("pixelate", "sorted"),
+    "fog": ordered("fog", "shuffled"),
     "speckle noise, sorted": ordered("speckle_noise", "sorted"),
     "noise": ordered("gaussian_noise", "shuffled"),
 }
 
 
-def play(network: str, name: str, method: str, mode: str, count: int) -> dict[str, Any]:
+def play(network: str, name: str, method: str, mode: str, seed: int, count: int) -> dict[str, Any]:
     """Run one stream; return the accuracies in percent and what the guard did."""
     source, images, labels = load(network)
     kind, settings = METHODS[method]
@@ -100,7 +106,7 @@ def play(network: str, name: str, method: str, mode: str, count: int) -> dict[st
     asked = (MODES | one_changed())[mode]
     model = dpl.adapt(source, kind, calibrate=known, layout="as_is", **asked, **settings)
     right = np.zeros(3)
-    for batch, label in STREAMS[name](Run(network, "clean", "shuffled", method, count), images, labels):
+    for batch, label in STREAMS[name](Run(network, "clean", "shuffled", method, count, seed), images, labels):
         with torch.no_grad():
             guesses = [logits.argmax(dim=1) for logits in (source(batch), model(batch))]
         scored = label != NO_LABEL
@@ -118,6 +124,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=["tent", "dpl", "dpl_soft"])
     parser.add_argument("--modes", nargs="*", default=list(MODES))
     parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--sensitivity", action="store_true", help="change one setting at a time; prints a table")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
@@ -126,22 +133,19 @@ def main() -> None:
     done = {tuple(json.loads(line)["run"]) for line in log.read_text().splitlines()} if log.exists() else set()
     if args.sensitivity:
         args.methods, args.streams, args.modes = ["tent"], VARIED_ON, ["off", "on", *one_changed()]
-    for name in args.streams:
-        for method in args.methods:
-            for mode in args.modes:
-                run = (args.network, name, method, mode)
-                if run not in done:
-                    found = {"run": run, **play(*run, args.images)}
-                    with log.open("a") as file:
-                        file.write(json.dumps(found) + "\n")
-                    print(json.dumps(found), flush=True)
+    for run in product([args.network], args.streams, args.methods, args.modes, args.seeds):
+        if run not in done:
+            found = {"run": run, **play(*run, args.images)}
+            with log.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+            print(json.dumps(found), flush=True)
     if args.sensitivity:
         print(sensitivity_table([json.loads(line) for line in log.read_text().splitlines()], args.network))
 
 
 def sensitivity_table(lines: list[dict[str, Any]], network: str) -> str:
     """Return accuracy by stream for each mode, as Markdown."""
-    found = {tuple(line["run"][1:]): line for line in lines if line["run"][0] == network}
+    found = {tuple(line["run"][1:4]): line for line in lines if line["run"][0] == network}
     rows = [["source", *(f"{found[stream, 'tent', 'on']['source']}" for stream in VARIED_ON)]]
     modes = ("off", "on", *one_changed())
     rows += [[f"`{mode}`", *(f"{found[stream, 'tent', mode]['accuracy']}" for stream in VARIED_ON)] for mode in modes]
