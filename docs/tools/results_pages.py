@@ -32,6 +32,7 @@ _PARTS = {
     "resnet56": "ResNet-56, CIFAR-10",
     "cifar100": "ResNet-32, CIFAR-100",
     "held out": "both of these",
+    "fresh": "WRN-28-1 and CIFAR-100 (fresh)",
 }
 
 
