@@ -64,7 +64,7 @@ def _summary(values: pd.DataFrame, shuffled: pd.DataFrame) -> str:
     text = f"""On {len(means.loc[list(SHUFFLED)])} mixed streams that no setting was chosen on, `{DEFAULT}` has
         {shuffled[DEFAULT].mean():.1f} %, the source model {shuffled[SOURCE].mean():.1f} %, the best single rival,
         `{best}`, {shuffled[best].mean():.1f} %: {gain} points (95 % interval, {gain.pairs} pairs). The worst stream is
-        {-worst.iloc[0]:.1f} points below the source model ({worst.index[0][1]}, class-ordered)."""
+        {-worst.iloc[0]:.1f} points below the source model ({worst.index[0][0]}: {worst.index[0][1]})."""
     return _wrapped(text)
 
 
