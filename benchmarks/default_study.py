@@ -110,7 +110,7 @@ def _protocol(rows: pd.DataFrame) -> str:
         batches of 32, the whole 80 % of each target, or 320 images of it (pairs). CIFAR-10, CIFAR-100: ResNet-20,
         ResNet-32, batches of 200, 1,000 images (400 in batches below 8), severity 5, mild ones 2.
         ImageNet: EfficientNet-Lite0, 224 pixels, 320 images, batches of 32, rivals with batch statistics and 5e-5.
-        `share of the batch alone`: `norm_shift=0`. `matched SHOT-IM`, `soft loss alone`: one of the two losses."""
+        `matched SHOT-IM`, `soft loss alone`: one of the two losses. `1e-2`: soft_rates.yaml."""
     return _wrapped(text) + "\n\n```\n" + (__doc__ or "").split("\n\n", 1)[1].strip() + "\n```"
 
 

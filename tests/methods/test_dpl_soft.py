@@ -92,8 +92,9 @@ def test_the_memory_says_little_where_the_images_of_a_batch_are_alike() -> None:
 
 
 def test_clean_digits_sorted_by_class_stay_near_the_source_model() -> None:
+    """Without the guard they lose 1.8 points, with the memory's answer alone 2.8."""
     network, _ = load_source_network()
-    pictures, labels = (part[::5] for part in mnist())
+    pictures, labels = mnist()
     order = labels.argsort(stable=True)
     model, right = dpl.adapt(network, layout="as_is"), 0
     with torch.no_grad():
