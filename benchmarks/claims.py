@@ -8,6 +8,7 @@ The claims and the rows they compare are in claims.yaml; every number comes from
 
 import argparse
 import datetime
+import itertools
 import json
 import platform
 import re
@@ -34,6 +35,7 @@ UNITS = {
     "separation": "% scatter between over within", "farther": "% of pairs above 50", "precision": "points of precision",
 }  # fmt: skip
 TARGETS = {"art_painting": "A", "cartoon": "C", "photo": "P", "sketch": "S"}
+USUAL_RATE = "5e-5"
 Found = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Row -> stream and seed -> measure -> value."""
 
@@ -94,7 +96,9 @@ def gather(store: Store, ledger: Mapping[str, Any]) -> dict[str, dict[str, dict[
     found: dict[str, dict[str, dict[str, float]]] = {label: {} for label in ledger["rows"]}
     for unit in store.units():
         labels = [label for label, wanted in rows.items() if is_row(unit, wanted)]
-        if labels and unit.part != "outside":
+        if unit.part == "outside":  # held-out images of the source, for a choice of settings only
+            labels = [label for label in labels if rows[label].get("part") == "outside"]
+        if labels:
             record = store.records(unit)[0]
             pair = f"{unit.trained_on[0]}>" if len(unit.trained_on) == 1 else ""
             stream = f"{unit.dataset} {pair}{','.join(unit.domains)} {unit.limit or 'all'}|{unit.seed}"
@@ -216,6 +220,51 @@ def quarter_table(found: Found, rows: Iterable[str]) -> list[str]:
     return lines
 
 
+def chosen_rates(found: Found, method: str, rates: Iterable[str]) -> pd.DataFrame:
+    """Return the accuracy on each pair of domains by learning rate, that of the chosen one, and that of the best.
+
+    A rate is chosen for each source model by its accuracy on held-out images of the source domain; the first of equals.
+    """
+    values = table_of(found, "accuracy")
+    labels = [method if rate == USUAL_RATE else f"{method} {rate}" for rate in rates]
+    targets, held = (
+        values[[f"{label} ({part})" for label in labels]].set_axis(list(rates), axis=1).dropna() for part in "PV"
+    )
+    of_model = {model_of(place): line.idxmax() for place, line in held.iterrows()}
+    targets = targets[[model_of(place) in of_model for place in targets.index]]
+    names = [of_model[model_of(place)] for place in targets.index]
+    chosen = [targets.loc[place, name] for place, name in zip(targets.index, names, strict=True)]
+    return targets.assign(name=names, chosen=chosen, best=targets.max(axis=1))
+
+
+def model_of(place: tuple[str, str]) -> tuple[str, str]:
+    """Return source domain and seed of a stream such as "pacs photo>sketch 320"."""
+    return place[0].split(">")[0], place[1]
+
+
+def selection_tables(found: Found, methods: Iterable[str], rates: list[str]) -> tuple[list[str], list[str]]:
+    """Return what choosing the learning rate changes for each method, and how methods compare afterwards."""
+    values, chosen, lines = table_of(found, "accuracy"), dict[str, pd.DataFrame](), list[str]()
+    for method in methods:
+        if not found.get(f"{method} {rates[0]} (P)"):
+            continue
+        table = chosen[method] = chosen_rates(found, method, rates)
+        usual, source = table[USUAL_RATE], values["source (P)"].reindex(table.index)
+        models = table["name"].groupby(model_of).first()
+        cells = [f"{table[rate].mean():.1f}" for rate in rates] + [
+            "/".join(str((models == rate).sum()) for rate in rates),
+            *(str(estimate(table["chosen"] - other)) for other in (source, usual)),
+            *(str(estimate(table["best"] - table[name])) for name in (USUAL_RATE, "chosen")),
+            str(len(table)),
+        ]
+        lines.append(f"| `{method}` | {' | '.join(cells)} |")
+    against = []
+    for one, other in itertools.combinations(chosen, 2):
+        pairs = [(chosen[one][kind] - chosen[other][kind]).dropna() for kind in (USUAL_RATE, "chosen", "best")]
+        against.append(f"| `{one}` minus `{other}` | {' | '.join(str(estimate(p)) for p in pairs)} | {len(pairs[0])} |")
+    return lines, against
+
+
 def setting_table(found: Found, rows: Mapping[str, Iterable[str]]) -> list[str]:
     """Return the mean accuracy of each row and its paired difference to the first of its group."""
     values = table_of(found, "accuracy")
@@ -236,7 +285,9 @@ def write_ledger(ledger: Mapping[str, Any], found: Found, origin: Mapping[str, s
     score = {word.replace(" ", "_"): verdicts.count(word) for word in VERDICTS}
     score |= {f"own_{word.replace(' ', '_')}": own_verdicts.count(word) for word in VERDICTS}
     page = (HERE / "claims_page.md").read_text().format(margin=ledger["margin"], **score, **origin)
+    selection, against = selection_tables(found, **ledger["selection"]) if "selection" in ledger else ([], [])
     tables = {
+        "SELECTION": selection, "SELECTED": against,
         "OWN_EVIDENCE": own_evidence, "OWN_CLAIMS": own, "CLAIMS": claims, "EVIDENCE": evidence,
         "TABLE1": paper_table(found, ledger.get("table1", {})),
         "CONDITIONS": condition_table(found, ledger["compared"]) if "compared" in ledger else [],

@@ -4,46 +4,129 @@ dpl bench configs/soft_pacs.yaml --data DATA --weights W --out RUNS
 dpl bench configs/soft_pairs.yaml --data DATA --weights W --out RUNS
 dpl bench configs/soft_cifar.yaml --data DATA --weights W --out RUNS
 dpl bench configs/soft_imagenet.yaml --data DATA --weights W --out RUNS
+python benchmarks/default_study.py guard --data DATA --weights W --store RUNS
+python benchmarks/digits_study.py --store RUNS
 python benchmarks/default_study.py collect --data DATA --weights W --store RUNS
 python benchmarks/default_study.py write
+
+`guard` runs `dpl_soft` on the streams of soft_cifar.yaml again, as `dpl.adapt(network)` does: under the guard.
 """
 
 import argparse
+import logging
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
+import torch
 from paired import by_label, difference, finished_runs
+
+import dpl
+from dpl.bench import FileLocations, Store, read_grid
+from dpl.bench.context import BenchContext, PreparedModel
+from dpl.bench.images import UnitStream
+from dpl.bench.run import run_unit
+from dpl.bench.section import SHIPPED
 
 ROOT = Path(__file__).parents[1]
 FILES = ("soft_pacs", "soft_pairs", "soft_cifar", "soft_imagenet")
 DATA, PAGE = ROOT / "docs/results/data/default.csv", ROOT / "docs/results/default.md"
 COLUMNS = ["section", "label", "column", "seed", "n", "accuracy", "confidence", "updates", "batches", "unit"]
-DEFAULT, SOURCE = "dpl_soft", "source"
+KEY = COLUMNS[:4]
+DEFAULT, SOURCE, GUARDED = "dpl_soft", "source", "default"
 RIVALS = ("norm", "tent", "t3a", "shot_im", "eata", "roid", "dpl")
 CHOSEN_ON = "pacs"  # streams on which the learning rate was chosen
 SHUFFLED = ("pacs pairs", "shuffled", "other corruptions", "CIFAR-100", "mild", "imagenet")
+LONG = ("recurring (first visits)", "recurring", "recurring, the last", "ten passes", "ten passes, the last")
+ORDERED = (
+    "sorted by class", "Dirichlet 0.1", "class-ordered (200)", "class-ordered (32)", "class-ordered (8)", *LONG
+)  # fmt: skip
+DIGITS = ("digits", "digits GroupNorm", "digits ViT")
+
+PROTOCOL = """| streams | network | images |
+|---|---|---|
+| PACS | EfficientNet-Lite0, 128 pixels | the whole 80 % of each target, 320 of it (pairs); batches of 32 |
+| CIFAR-10, CIFAR-100 | ResNet-20, ResNet-32 | 1,000, 400 in batches below 8; severity 5, mild ones 2; batches of 200 |
+| recurring (first visits) | ResNet-20 | 400 of fog, then 400 of pixelate: the first two of twenty visits |
+| ImageNet | EfficientNet-Lite0, 224 pixels | 320; batches of 32; rivals with batch statistics and 5e-5 |
+| digits | that of `dpl demo`, three orders | 1,797; batches of 32; `pl`, `dpl`, `shot_im` with 1e-4 |
+| digits ViT | two blocks of width 64 trained on MNIST, one for each seed | the same |
+| not run | ResNet-20 | class-ordered batches of 8 and 32, ten passes, further visits; the guard elsewhere |
+| not run | GroupNorm on digits; `dpl demo`'s network on class-ordered digits | |
+
+| row | what it is |
+|---|---|
+| `matched SHOT-IM`, `matched TENT`, `soft loss alone` | `dpl_soft` with one of the losses |
+| `1e-2` | this learning rate, chosen with soft_rates.yaml |
+| `default` | `dpl_soft` under the guard, as `dpl.adapt(network)` runs it |"""
 
 
-def collect(data: Path, weights: Path, store: Path) -> None:
+class Guarded(BenchContext):
+    """Makes the model that `dpl.adapt(network)` makes, whatever the unit's method is."""
+
+    def prepared(self, stream: UnitStream) -> PreparedModel:
+        network = self.source_network(stream.unit, len(stream.parts[0].images.classes))
+        torch.manual_seed(stream.unit.seed)
+        return PreparedModel(dpl.adapt(network), 0.0, "none")
+
+
+def guard(data: Path, weights: Path, store: Path) -> None:
+    """Run the default under the guard on every stream of soft_cifar.yaml that is not done."""
+    logging.disable(logging.WARNING)
+    grid = read_grid(SHIPPED / "soft_cifar.yaml", FileLocations(data, weights, SHIPPED))
+    context, done = Guarded(data, grid.files, cache=store / "corrupted"), Store(store / "guard")
+    for unit in (cell.candidates[0].target for cell in grid.cells if cell.label == DEFAULT):
+        if not done.done(unit):
+            done.commit(unit, run_unit(unit, context))
+            print(unit.title, flush=True)
+
+
+def collect(data: Path, weights: Path, store: Path, files: Iterable[str]) -> None:
     """Write one line for each finished run; lines of earlier runs stay where the store has none.
 
     Remove the lines of a method that has changed first: they are those of its earlier form.
     """
-    tables = [finished_runs(name, data, weights, store, COLUMNS) for name in FILES]
-    lines = pd.concat([*tables, pd.read_csv(DATA)])
-    lines.drop_duplicates(["section", "label", "column", "seed"]).to_csv(DATA, index=False)
+    columns, digits, kept = [*COLUMNS, "visit"], store / "digits.jsonl", pd.read_csv(DATA)
+    new = [_by_visit(finished_runs(name, data, weights, store, columns)) for name in files]
+    if "soft_cifar" in files:
+        guarded = finished_runs("soft_cifar", data, weights, store / "guard", columns)
+        new.append(_by_visit(guarded.replace({"label": {DEFAULT: GUARDED}})))
+    if digits.is_file():
+        new.append(pd.read_json(digits, lines=True).round({"accuracy": 4}))
+    places = pd.concat([kept, *new])[KEY].drop_duplicates()  # old lines keep theirs
+    lines = pd.concat([*new, kept])[COLUMNS].drop_duplicates(KEY)
+    places.merge(lines, on=KEY).astype(dict.fromkeys(["seed", "n", "updates", "batches"], int)).to_csv(
+        DATA, index=False
+    )
+
+
+def _by_visit(lines: pd.DataFrame) -> pd.DataFrame:
+    """Return recurring streams twice, the mean of all visits and the last one; other lines as they are."""
+    lines = lines.assign(section=lines["section"].astype(str).str.replace(r"^(ten passes) .*", r"\1", regex=True))
+    last = lines["visit"] == lines.groupby(KEY)["visit"].transform("max")
+    again = lines[last & (lines["visit"] > 0)]
+    how = {"n": "sum", "accuracy": "mean", "confidence": "mean", "updates": "sum", "batches": "sum", "unit": "first"}
+    whole = lines.groupby(KEY, sort=False).agg(how).reset_index().round({"accuracy": 4, "confidence": 4})
+    return pd.concat([whole, again.assign(section=again["section"] + ", the last")])
 
 
 def write(rows: pd.DataFrame) -> str:
     """Return the page."""
     values = by_label(rows)
     shuffled = values.loc[list(SHUFFLED)]
+    ordered, digits = rows["section"].isin(ORDERED), rows["section"].isin(DIGITS)
     parts = [
         "# The default method, measured",
         _summary(values, shuffled),
         "## Accuracy by stream, %",
-        _accuracies(rows),
+        _accuracies(rows[~ordered & ~digits]),
+        "## Class-ordered, recurring and long streams, %",
+        _accuracies(rows[ordered]),
+        _gains(values, ORDERED),
+        "## Digits, %",
+        "Networks trained on MNIST, streams of UCI digits.",
+        *_digits(_by_column(rows[digits])),
         "## Differences to `dpl_soft`, mixed streams",
         _differences(shuffled),
         "## The same on PACS with three source domains, where the learning rate was chosen",
@@ -93,6 +176,34 @@ def _differences(values: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def _digits(rows: pd.DataFrame) -> list[str]:
+    return [_accuracies(rows), _gains(by_label(rows), tuple(dict.fromkeys(rows["section"])))] if len(rows) else []
+
+
+def _by_column(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with a section for each stream."""
+    return rows.assign(section=rows["section"] + ": " + rows["column"])
+
+
+def _gains(values: pd.DataFrame, sections: tuple[str, ...]) -> str:
+    """Return paired differences for each section."""
+    pairs = [(DEFAULT, SOURCE), (GUARDED, SOURCE), (GUARDED, DEFAULT)]
+    lines = [
+        "| streams | "
+        + " | ".join(f"`{a}` minus `{b}`" for a, b in pairs)
+        + " | `dpl_soft` minus the best rival | pairs |"
+    ]
+    lines.append("|---|---|---|---|---|---:|")
+    for section in (name for name in sections if name in values.index.get_level_values(0)):
+        part = values.loc[[section]]
+        found = [difference(part, a, b) if a in part and part[a].notna().any() else "" for a, b in pairs]
+        best = part[[label for label in RIVALS if label in part]].mean().idxmax()
+        beside = difference(part, DEFAULT, best)
+        cells = [section, *map(str, found), f"{beside} (`{best}`)", str(beside.pairs)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _by_stream(values: pd.DataFrame) -> str:
     means, rivals = _stream_means(values), [label for label in RIVALS if label in values]
     lines = ["| stream | source | best rival | `dpl_soft` |", "|---|---:|---:|---:|"]
@@ -106,22 +217,23 @@ def _by_stream(values: pd.DataFrame) -> str:
 
 def _protocol(rows: pd.DataFrame) -> str:
     units, images = len(rows), int(rows["n"].sum())
-    text = f"""*Measured 2026-11-18.* {units:,} runs, {images:,} images, 3 seeds. PACS: EfficientNet-Lite0, 128 pixels,
-        batches of 32, the whole 80 % of each target, or 320 images of it (pairs). CIFAR-10, CIFAR-100: ResNet-20,
-        ResNet-32, batches of 200, 1,000 images (400 in batches below 8), severity 5, mild ones 2.
-        ImageNet: EfficientNet-Lite0, 224 pixels, 320 images, batches of 32, rivals with batch statistics and 5e-5.
-        `matched SHOT-IM`, `soft loss alone`: one of the two losses. `1e-2`: soft_rates.yaml."""
-    return _wrapped(text) + "\n\n```\n" + (__doc__ or "").split("\n\n", 1)[1].strip() + "\n```"
+    return (
+        f"*Measured 2026-11-18.* {units:,} lines, {images:,} images, 3 seeds.\n\n"
+        f"{PROTOCOL}\n\n```\n{(__doc__ or '').split(chr(10) * 2, 2)[1].strip()}\n```"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Collect or write the study of the default method.")
-    parser.add_argument("action", choices=("collect", "write"))
+    parser.add_argument("action", choices=("guard", "collect", "write"))
     for name in ("data", "weights", "store"):
         parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--files", nargs="*", default=FILES, help="experiment files to collect, if not all")
     args = parser.parse_args()
-    if args.action == "collect":
-        collect(args.data, args.weights, args.store)
+    if args.action == "guard":
+        guard(args.data, args.weights, args.store)
+    elif args.action == "collect":
+        collect(args.data, args.weights, args.store, args.files)
     else:
         PAGE.write_text(write(pd.read_csv(DATA)), encoding="utf-8")
 

@@ -92,6 +92,23 @@ def test_the_ledger_names_eighteen_claims_and_only_known_rows(claims: ModuleType
     assert set(parts) <= set(ledger["rows"])
 
 
+def test_a_rate_is_chosen_on_held_out_source_images(claims: ModuleType) -> None:
+    target, held = {"pacs a>b 320|1": 0.0, "pacs a>c 320|1": 10.0}, "pacs a>a 320|1"
+    found = {
+        row: {at: {"accuracy": value + more} for at, value in streams.items()}
+        for row, streams, more in (
+            ("m 5e-6 (P)", target, 1.0), ("m (P)", target, 2.0), ("m 5e-4 (P)", target, 3.0),
+            ("m 5e-6 (V)", {held: 50.0}, 0.0), ("m (V)", {held: 70.0}, 0.0), ("m 5e-4 (V)", {held: 70.0}, 0.0),
+        )
+    }  # fmt: skip
+    table = claims.chosen_rates(found, "m", ["5e-6", "5e-5", "5e-4"])
+    assert table["name"].tolist() == ["5e-5", "5e-5"]  # of equals the first
+    assert table["chosen"].tolist() == [2.0, 12.0]
+    assert table["best"].tolist() == [3.0, 13.0]
+    lines, _ = claims.selection_tables(found | {"source (P)": found["m 5e-6 (P)"]}, ["m"], ["5e-6", "5e-5", "5e-4"])
+    assert lines[0].startswith("| `m` | 6.0 | 7.0 | 8.0 | 0/1/0 | +1.0 ")
+
+
 def test_the_page_can_be_redrawn_from_the_kept_measures(claims: ModuleType) -> None:
     docs = BENCHMARKS.parent / "docs" / "results"
     kept = json.loads((docs / "data" / "claims.json").read_text())
