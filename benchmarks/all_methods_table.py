@@ -68,7 +68,7 @@ def write(rows: pd.DataFrame) -> str:
 
 def _lines(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line of the table for each method, with its mean over the streams."""
-    means, values = over_seeds(rows).means["average"], by_label(rows)
+    means, values = over_seeds(rows)[0]["average"], by_label(rows)
     lines = {}
     for label, part in rows.groupby("label", sort=False):
         shown = str(label).replace("dpl_carry_over", "dpl_dagger (carry_over)")

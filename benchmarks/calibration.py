@@ -13,7 +13,7 @@ from statistics import fmean
 import torch
 
 from dpl.bench import BenchContext, Candidate, Cell, FileLocations, Store, read_grid, run_cells
-from dpl.bench.selection import complete
+from dpl.bench.store import complete
 
 CONFIG = Path(__file__).parents[1] / "src/dpl/configs" / "calibration.yaml"
 SHOWN = {"temperature": "tau", "momentum": "eta", "reg_weight": "beta", "memory_grad": "memory_grad"}

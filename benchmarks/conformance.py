@@ -19,7 +19,7 @@ from conformance.subjects import labelled, names, subject
 from dpl import adapt
 from dpl.methods import get_method
 from dpl.testing import run_on_meta
-from dpl.testing.failures import count_operations, first_change
+from dpl.testing.operations import count_operations, first_change
 from nets import images, network
 
 
@@ -75,7 +75,7 @@ def autocast_works(name: str, kind: torch.dtype) -> bool:
 def device_record(name: str) -> dict[str, Any]:
     """Return one row of docs/devices.md."""
     alone, guarded, watched = (
-        run_on_meta(subject(name, **beside)).host_reads for beside in ({}, {"guard": True}, {"calibrate": labelled()})
+        run_on_meta(subject(name, **beside)).step.total() for beside in ({}, {"guard": True}, {"calibrate": labelled()})
     )
     kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
     return {

@@ -21,7 +21,8 @@ from safetensors.torch import save_file
 
 from dpl.backbones import create
 from dpl.bench import BenchContext, ExperimentGrid, FileLocations, Store, read_grid, run_cells
-from dpl.bench.ray import RayOptions, run_on_ray
+from dpl.bench.cluster import ClusterOptions, run_on_ray
+from dpl.bench.engine import GridRun
 from dpl.data.facts import CORRUPTIONS
 
 IMAGES = 256  # at each severity
@@ -89,7 +90,7 @@ def main() -> None:
     ray.init("local", num_cpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     result["cluster_start_seconds"] = time.time() - start
     start = time.time()
-    run_on_ray(grid.cells, Store(root / "ray"), context, options=RayOptions(cpus=1))
+    run_on_ray(GridRun(grid.cells, Store(root / "ray"), context), ClusterOptions(cpus=1))
     end = time.time()
     spans = executions()
     busy = sum(stop - begin for begin, stop in spans)

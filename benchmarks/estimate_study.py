@@ -33,8 +33,7 @@ from dpl.estimate import EstimateSettings, Watch
 from dpl.estimate.difference import compare
 from dpl.estimate.home import Home
 from dpl.estimate.shifts import beside_others, shifted_copies, shrunk
-from dpl.estimate.signals import Window, accuracies
-from dpl.estimate.transport import assigned_probability
+from dpl.estimate.signals import Window, accuracies, assigned_probability
 from dpl.network.split import logits_of
 
 DATA = Path(os.environ.get("DPL_DATA", "data"))

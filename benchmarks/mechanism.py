@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from dpl.bench import BenchContext, FileLocations, Unit, read_grid, run_unit
-from dpl.bench.images import open_parts, segment_batches, segments
+from dpl.bench.images import UnitStream
 from dpl.bench.unit import resolved_settings
 from dpl.model.adaptive import AdaptiveModel
 from dpl.network.style_layer import at_layer, find_style_layer
@@ -43,9 +43,9 @@ Job = tuple[str, str, int, Callable[[], Values]]
 
 def image_batches(unit: Unit, context: BenchContext) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the images and labels of a unit in their order of arrival."""
-    parts = open_parts(unit, context)
-    for segment in segments(unit, parts):
-        for batch in segment_batches(segment, parts, unit, context):
+    stream = UnitStream(unit, context)
+    for segment in stream.segments:
+        for batch in stream.batches(segment):
             yield batch.images.contiguous(memory_format=torch.channels_last), batch.labels
 
 
@@ -56,7 +56,7 @@ def with_method(unit: Unit, method: str, **settings: Any) -> Unit:
 
 def adapt_to_noise(unit: Unit, context: BenchContext, share: float) -> Values:
     """Let the loss see true labels of the confident samples, a share of them flipped to a random other class."""
-    model = context.prepared(unit, open_parts(unit, context)).model
+    model = context.prepared(UnitStream(unit, context)).model
     random = np.random.default_rng(unit.seed)  # for every share the same draws: more noise flips more of the same
     given = torch.empty(0)
 
@@ -100,7 +100,7 @@ def scatter_ratio(features: Tensor, labels: Tensor) -> float:
 
 def separation(unit: Unit, context: BenchContext) -> Values:
     """Adapt to the whole stream, then look at the held-out images."""
-    model = context.prepared(unit, open_parts(unit, context)).model
+    model = context.prepared(UnitStream(unit, context)).model
     run_unit(unit, context)  # adapts this very model, which the context keeps
     return held_out(unit, context, model)
 
@@ -108,7 +108,7 @@ def separation(unit: Unit, context: BenchContext) -> Values:
 @torch.no_grad()
 def styles(unit: Unit, context: BenchContext) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the style of each image in the source network (Eq. 8 and 9), and the network's confidence."""
-    network = context.prepared(unit, open_parts(unit, context)).model.method.network
+    network = context.prepared(UnitStream(unit, context)).model.method.network
     found, sure = list[Tensor](), list[Tensor]()
 
     def record(maps: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def finished_runs(name: str, data: Path, weights: Path, store: Path, columns: li
     grid = read_grid(file, FileLocations(data, weights, file.parent))
     lines = frame(cell_rows(grid.cells, Store(store))).reindex(columns=columns)
     lines = lines.round({"accuracy": 4, "confidence": 4})
-    lines["column"] = lines["column"].astype(str).str.partition("@")[0]  # all corruptions have one severity
+    lines["column"] = lines["column"].astype(str).str.split("@").str[0]  # all corruptions have one severity
     return lines
 
 

@@ -35,7 +35,7 @@ from kills import Kills
 from live import Process, adaptive, assert_same_state, batch, raw, wait_for
 from workload import Outcome, Workload, check_answers, check_history
 
-from dpl.serve.session import SourceState
+from dpl.serve.live import SourceState
 from dpl.serve.store import StreamStore
 
 OPTIONS = "--workers 2 --live-models 2 --max-streams-in-memory 6 --snapshot-every 10 --queue-per-stream 6"

@@ -6,7 +6,7 @@ True
 """
 
 from dpl import memory, objectives
-from dpl.backbones.zero_shot import zero_shot
+from dpl.backbones.classifiers import zero_shot
 from dpl.core.errors import (
     DataError,
     DplError,
@@ -19,8 +19,9 @@ from dpl.core.errors import (
 )
 from dpl.core.extras import declare_torchvision_operators
 from dpl.methods import list_methods
-from dpl.model.adaptive import AdaptiveModel, adapt, load
+from dpl.model.adaptive import AdaptiveModel, adapt
 from dpl.model.last import Last
+from dpl.model.load import load
 
 declare_torchvision_operators()
 

@@ -13,6 +13,7 @@ import pytest
 
 from bench.tiny import context_of, everything_file, run_all, without_times
 from dpl.bench import Store, cell_rows, run_cells, run_in_processes
+from dpl.bench.engine import GridRun
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_two_processes_share_a_store_and_run_each_unit_once(undisturbed, everyth
     shared, events = Store(tmp_path / "out"), []
     cells = [cell for cell in grid.cells if cell.section in ("pacs", "cifar100_c")]
     context = context_of(everything, grid)
-    assert run_in_processes(cells, shared, context, workers=2, threads=1, on_progress=events.append) == {}
+    assert run_in_processes(GridRun(cells, shared, context, events.append), workers=2, threads=1) == {}
     assert sorted(e.unit.key for e in events if e.ended) == sorted(u.key for cell in cells for u in cell.units())
     same_results(cells, store, Store(tmp_path / "out"))
 

@@ -12,7 +12,7 @@ from data.make import make_cifar, make_pacs
 from dpl.backbones import create
 from dpl.bench import SourceData, run_unit
 from dpl.bench.context import SourceBatches
-from dpl.bench.images import open_parts, segment_batches, segments, streamed_image
+from dpl.bench.images import UnitStream, streamed_image
 from dpl.core.errors import DataError, SettingError
 from dpl.data import ImageSet, open_benchmark
 from dpl.data.corruptions import changing_corruptions, corrupt, corrupt_pair
@@ -121,7 +121,7 @@ def test_corruptions_made_here_are_those_of_the_library_and_are_kept(tmp_path):
     make_weights(tmp_path / "weights" / "cifar10.safetensors", 10)
     unit, context = unit_of(tmp_path, "cifar10", domains=("fog",), severities=(3,), corrupt=5, limit=6)
     context.cache = tmp_path / "cache"
-    (part,) = open_parts(unit, context)
+    (part,) = UnitStream(unit, context).parts
     clean = open_benchmark("cifar10", tmp_path)["test"]
     whole = corrupt(clean.source.pixels, "fog", 3, seed=5)
     np.testing.assert_array_equal(part.images.source.pixels, whole[part.positions])
@@ -211,20 +211,20 @@ def test_corruptions_that_change_follow_the_stream(tmp_path):
     names = ("fog", "contrast", "brightness")
     fields = {"domains": names, "severities": (5,), "corrupt": 3, "protocol": "continual", "seed": 2, "changing": 4}
     unit, context = unit_of(tmp_path, "cifar10", **fields)
-    parts = open_parts(unit, context)
-    (segment,) = segments(unit, parts)
+    stream = UnitStream(unit, context)
+    (segment,) = stream.segments
     assert (segment.name, len(segment)) == ("changing@5", 20)
     clean = open_benchmark("cifar10", tmp_path)["test"].source.pixels
     pairs = list(islice(changing_corruptions(names, seed=2), 5))
-    order = parts[0].positions[segment.indices[:, 1]]
+    order = stream.parts[0].positions[segment.indices[:, 1]]
     expected = [
         corrupt_pair(clean[None, sample], pairs[place // 4], seed=3, start=place)[0]
         for place, sample in enumerate(order.tolist())
     ]
-    found = torch.cat([batch.images for batch in segment_batches(segment, parts, unit, context)])
+    found = torch.cat([batch.images for batch in stream.batches(segment)])
     np.testing.assert_array_equal((found * 255).round().permute(0, 2, 3, 1).to(torch.uint8), np.stack(expected))
-    again = streamed_image(unit, context, 0, int(order[7]))
-    np.testing.assert_array_equal(np.asarray(again.image), expected[7])
+    again, _, _ = streamed_image(unit, context, 0, int(order[7]))
+    np.testing.assert_array_equal(np.asarray(again), expected[7])
     (record,), plain = run_unit(unit, context).records, unit_of(tmp_path, "cifar10", **(fields | {"changing": None}))[0]
     assert (record["segment"], record["n"], record["regenerated"]) == ("changing@5", 20, True)
     assert plain.key != unit.key

@@ -13,6 +13,8 @@ import pytest
 from bench.test_bench_resume import end_after, finished
 from bench.tiny import CORRUPTIONS, context_of, run_all, without_times, write_yaml
 from dpl.bench import Store, cell_rows
+from dpl.bench.cluster import ClusterOptions, run_on_ray
+from dpl.bench.engine import GridRun
 from dpl.cli import main
 from dpl.core.errors import DplError, SettingError
 from turns import my_turn
@@ -20,8 +22,6 @@ from turns import my_turn
 ray = pytest.importorskip("ray", reason="engine ray needs the extra 'ray'")
 
 from ray.cluster_utils import Cluster  # noqa: E402
-
-from dpl.bench.ray import RayOptions, run_on_ray  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 NODE = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 << 20}
@@ -97,8 +97,8 @@ def test_killed_worker_and_removed_node_change_nothing(serial, cluster, everythi
             cluster.remove_node(lost, allow_graceful=False)
 
     shared = Store(tmp_path / "out")
-    options = RayOptions(address=cluster.address)
-    assert run_on_ray(grid.cells, shared, context_of(everything, grid), on_progress, options) == {}
+    options = ClusterOptions(address=cluster.address)
+    assert run_on_ray(GridRun(grid.cells, shared, context_of(everything, grid), on_progress), options) == {}
     assert not cluster.worker_nodes
     assert sorted(ended) == sorted(needed(store)), "each unit ends once"
     same_results(grid.cells, store, Store(tmp_path / "out"))
@@ -126,8 +126,8 @@ def test_killed_and_interrupted_driver_goes_on_where_it_was(serial, cluster, eve
     assert first < second < needed(store)
 
     resumed, ended = Store(out), []
-    options = RayOptions(address=cluster.address)
-    assert run_on_ray(grid.cells, resumed, context_of(everything, grid), ended.append, options) == {}
+    options = ClusterOptions(address=cluster.address)
+    assert run_on_ray(GridRun(grid.cells, resumed, context_of(everything, grid), ended.append), options) == {}
     assert {progress.unit.key for progress in ended} == needed(store) - second
     assert times == {key: (out / "units" / key / "done").stat().st_mtime_ns for key in first}, "a unit was run again"
     assert finished(out) == needed(store)
@@ -139,7 +139,8 @@ def test_a_unit_that_fails_is_noted_and_the_others_run(serial, cluster, everythi
     cells = [cell for cell in grid.cells if cell.section == "cifar100_c"][:2]
     context = context_of(everything, grid)
     context.files = {digest: cut(path, tmp_path) for digest, path in context.files.items()}
-    failed = run_on_ray(cells, Store(tmp_path), context, options=RayOptions(address=cluster.address, retries=0))
+    options = ClusterOptions(address=cluster.address, retries=0)
+    failed = run_on_ray(GridRun(cells, Store(tmp_path), context), options)
     assert failed.keys() == {unit.key for cell in cells for unit in cell.units()}
     assert all("safetensors" in reason for reason in failed.values())
 
@@ -148,7 +149,7 @@ def test_a_node_that_does_not_see_the_data_ends_the_run(serial, cluster, tmp_pat
     grid, _ = serial
     context = context_of(tmp_path / "elsewhere", grid)
     with pytest.raises(DplError, match=r"does not see .*elsewhere; put data on a shared file system"):
-        run_on_ray(grid.cells, Store(tmp_path), context, options=RayOptions(address=cluster.address))
+        run_on_ray(GridRun(grid.cells, Store(tmp_path), context), ClusterOptions(address=cluster.address))
 
 
 def cut(path: Path, folder: Path) -> Path:
@@ -159,14 +160,14 @@ def cut(path: Path, folder: Path) -> Path:
 
 def test_options_that_cannot_work_are_told():
     with pytest.raises(SettingError, match="--address auto"):
-        RayOptions(address="ray://somewhere:10001")
+        ClusterOptions(address="ray://somewhere:10001")
     with pytest.raises(SettingError, match="cpus=0"):
-        RayOptions(cpus=0)
+        ClusterOptions(cpus=0)
 
 
 def test_a_command_that_ray_ends_says_that_finished_runs_are_kept():
     """Ray ends the process of a node that died at once, without an exception."""
-    code = "import os, sys; from dpl.bench.ray import last_words\nwith last_words('kept'): {}"
+    code = "import os, sys; from dpl.bench.cluster import last_words\nwith last_words('kept'): {}"
     for end, told in (("os._exit(1)", "dpl bench: kept\n"), ("pass", "")):
         done = subprocess.run([sys.executable, "-c", code.format(end)], capture_output=True, text=True, check=False)
         assert done.stderr == told

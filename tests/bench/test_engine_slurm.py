@@ -12,12 +12,12 @@ import pytest
 from bench.test_bench_resume import same_results
 from bench.tiny import context_of, everything_file, grid_of
 from dpl.bench import Store, run_cells
+from dpl.bench.cluster import ClusterOptions, run_on_slurm
+from dpl.bench.engine import GridRun
 from dpl.cli import main
 from dpl.core.errors import SettingError
 
 pytest.importorskip("submitit", reason="engine slurm needs the extra 'slurm'")
-
-from dpl.bench.slurm import SlurmOptions, run_on_slurm
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 
@@ -49,8 +49,8 @@ def test_a_job_that_dies_costs_nothing(serial, everything, tmp_path):
 
     thread = threading.Thread(target=kill_first_job)
     thread.start()
-    options = SlurmOptions(jobs=1, executor="local")
-    assert run_on_slurm(cells, shared, context_of(everything, grid), events.append, options) == {}
+    options = ClusterOptions(jobs=1, executor="local")
+    assert run_on_slurm(GridRun(cells, shared, context_of(everything, grid), events.append), options) == {}
     thread.join()
     assert killed, "no job was caught in the middle"
     assert sorted(event.unit.key for event in events) == sorted(unit.key for cell in cells for unit in cell.units())
@@ -80,6 +80,6 @@ def test_the_command_runs_jobs(serial, everything, tmp_path, capsys):
 
 def test_wrong_options_are_told():
     with pytest.raises(SettingError, match="executor='pbs'"):
-        SlurmOptions(executor="pbs")
+        ClusterOptions(executor="pbs")
     with pytest.raises(SettingError, match="jobs=0"):
-        SlurmOptions(jobs=0)
+        ClusterOptions(jobs=0)

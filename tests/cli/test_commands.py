@@ -248,3 +248,13 @@ def test_photos_in_a_format_that_is_not_read_are_counted(weights: Path, tmp_path
     (made / CLASSES[0] / "IMG_1.HEIC").write_bytes(b"x")
     assert main(arguments(made, weights, tmp_path / "p.csv")) == 0
     assert "1 files (.heic, .heif, .avif) are not read" in capsys.readouterr().err
+
+
+def test_report_names_the_extra_that_it_needs(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main(["report", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("dpl report: ")
+    assert "jinja2" in told
+    assert "[bench]" in told
+    assert told.count("\n") == 1

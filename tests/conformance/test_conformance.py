@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conformance.subjects import names, subject
-from dpl.testing import CHECKS, Subject, caller_is_untouched, resumes_exactly, stays_finite
+from dpl.testing import CHECKS, Subject
+from dpl.testing.checks import caller_is_untouched, resumes_exactly, stays_finite
 
 CUT, MORE = 3, 4
 
@@ -23,10 +24,10 @@ from safetensors.torch import save_file
 sys.path.insert(0, sys.argv[1])
 torch.set_num_threads(int(sys.argv[2]))
 from conformance.subjects import subject
-from dpl.testing import continue_from
 logits = {}
 for snapshot in sorted(Path(sys.argv[3]).iterdir()):
-    outputs = continue_from(subject(snapshot.name), snapshot, start=int(sys.argv[4]), more=int(sys.argv[5]))
+    one = subject(snapshot.name)
+    outputs = one.run(one.load(snapshot), steps=int(sys.argv[5]), start=int(sys.argv[4]))
     logits[snapshot.name] = torch.stack(outputs)
 save_file(logits, sys.argv[6])
 """

@@ -32,21 +32,21 @@ VIEWS = [
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_reads_what_its_method_declares(name: str) -> None:
     run = run_on_meta(subject(name))
-    assert run.host_reads == get_method(name).info.host_reads + OWN_CHECK, dict(run.step_reads)
-    assert run.predict_reads.total() == OWN_CHECK, dict(run.predict_reads)
+    assert run.step.total() == get_method(name).info.host_reads + OWN_CHECK, dict(run.step)
+    assert run.predict.total() == OWN_CHECK, dict(run.predict)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_guarded_step_reads_once_more(name: str) -> None:
     run = run_on_meta(subject(name, guard=True))
-    assert run.host_reads == get_method(name).info.host_reads + OWN_CHECK + Guard.host_reads, dict(run.step_reads)
-    assert run.predict_reads.total() == OWN_CHECK + Guard.host_reads, dict(run.predict_reads)
+    assert run.step.total() == get_method(name).info.host_reads + OWN_CHECK + Guard.host_reads, dict(run.step)
+    assert run.predict.total() == OWN_CHECK + Guard.host_reads, dict(run.predict)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_that_the_estimate_watches_reads_no_more(name: str) -> None:
     run = run_on_meta(subject(name, calibrate=labelled()))
-    assert run.host_reads == get_method(name).info.host_reads + OWN_CHECK + Watch.host_reads, dict(run.step_reads)
+    assert run.step.total() == get_method(name).info.host_reads + OWN_CHECK + Watch.host_reads, dict(run.step)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,7 +79,7 @@ def test_style_transfer_reads_nothing(name: str, style: str, style_from: str) ->
 @pytest.mark.parametrize("kind", ["group", "bottleneck", "parametrized", "tokens", "wrapped"])
 @pytest.mark.parametrize("name", ["dpl_dagger", "tent", "t3a"])
 def test_other_networks_follow_to_the_device(kind: str, name: str) -> None:
-    assert run_on_meta(subject(name, kind)).host_reads == OWN_CHECK
+    assert run_on_meta(subject(name, kind)).step.total() == OWN_CHECK
 
 
 @pytest.mark.parametrize("settings", [{"steps": 2}, {"output": "after"}, {"adapt_every": 2}, {"min_selected": 0.5}])
@@ -105,7 +105,7 @@ def test_views_stay_on_their_device_and_draw_on_the_host(make: Any, per_sample: 
     on_host = view(images(4, size=size))
     with HostReads() as host:
         away = view(images(4, size=size).to(META))
-    assert (away.device, away.shape, host.total) == (META, on_host.shape, 0)
+    assert (away.device, away.shape, host.reads.total()) == (META, on_host.shape, 0)
     assert torch.equal(*states), "another number of draws on another device"
 
 
@@ -158,7 +158,7 @@ def reads_of_a_step(model: dpl.AdaptiveModel) -> int:
     model.to(META)
     with HostReads() as host:
         assert model(images(64).to(META)).device == META
-    return host.total
+    return host.reads.total()
 
 
 @pytest.mark.parametrize("name", WATCHED)
@@ -200,8 +200,8 @@ def test_the_estimate_is_read_once() -> None:
     model.to(META)
     with HostReads() as host:
         assert model.estimate().accuracy is not None
-    assert host.total == 1
+    assert host.reads.total() == 1
 
 
 def _reads(name: str, **settings: Any) -> int:
-    return run_on_meta(subject(name, **settings)).host_reads
+    return run_on_meta(subject(name, **settings)).step.total()

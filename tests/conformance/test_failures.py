@@ -8,7 +8,7 @@ import torch
 import dpl
 from conformance.subjects import names, subject
 from dpl.testing import Subject
-from dpl.testing.failures import FailAt, Injected, count_operations, first_change
+from dpl.testing.operations import FailAt, Injected, count_operations, first_change
 from nets import images, network
 
 

@@ -50,4 +50,4 @@ def test_numbers_of_all_kinds_are_read_together_without_losing_a_digit() -> None
     assert read_together() == {}
     with HostReads() as host:
         read_together(**{name: value.to("meta") for name, value in kinds.items()})
-    assert host.total == 1
+    assert host.reads.total() == 1

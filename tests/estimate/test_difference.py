@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from dpl.estimate import EstimateSettings
-from dpl.estimate.difference import Comparison, begin_comparison
+from dpl.estimate.difference import Comparison
+from dpl.estimate.difference import compare as compare_window
 from dpl.estimate.signals import Window
 from dpl.network.norm import UNKNOWN
 
 
 def compare(window: Window, rows: int, memory: int, shift: float = UNKNOWN) -> Comparison:
-    begun = begin_comparison(window, rows, memory, torch.tensor(shift), EstimateSettings())
-    return begun.conclude(begun.numbers.tolist())
+    return compare_window(window, rows, memory, torch.tensor(shift), EstimateSettings())
 
 
 def by_hand(window: Window, rows: int, memory: int) -> float:

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpl.estimate.transport import assigned_probability
+from dpl.estimate.signals import assigned_probability
 
 
 def by_linear_program(probabilities: Tensor, balance: Tensor, slack: float) -> float:

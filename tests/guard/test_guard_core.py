@@ -230,7 +230,7 @@ def test_a_model_that_gained_is_put_back_to_its_last_good_state_and_returns() ->
     batches = [images for images, _ in streams.iid("shifted", 32 * 80)]
     for batch in batches[:30]:
         model(batch)
-    good = model.guard.good.state()
+    good = dict(model.guard.good)
     assert good, "a gain this large is kept"
     spoilt(model)
     frozen = next(i for i, batch in enumerate(batches[30:]) if model(batch) is not None and model.guard.frozen)
@@ -335,7 +335,7 @@ def test_the_guard_moves_with_the_model() -> None:
     model.double()
     logits = model(images(16, seed=99).double())
     assert logits.dtype == torch.float64
-    assert model.guard.source(images(4).double()).dtype == torch.float64
+    assert model.watch.source(images(4).double()).dtype == torch.float64
     model.reset()
     assert torch.isfinite(model(images(16).double())).all()
 

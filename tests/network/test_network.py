@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 import dpl
-from dpl.core.errors import ModelError
+from dpl.core.errors import InputError, ModelError
 from dpl.core.extras import optional
 from dpl.network import Network
-from dpl.network.norm import BatchStatistics, BlendedStatistics, RunningStatistics, install, parse_norm, uninstall
+from dpl.network.norm import BatchStatistics, BlendedStatistics, RunningStatistics, parse_norm
+from dpl.network.norm_control import install, uninstall
 from nets import CLASSES, images, network
 
 KINDS = ["batch", "group", "bottleneck", "weight_norm", "parametrized", "tokens", "late", "wrapped"]
@@ -28,6 +29,13 @@ def test_a_forward_pass_corrects_a_wrongly_guessed_classifier() -> None:
     assert wrapped.classifier_name == "project"
     assert wrapped.confirm(images()) is False
     assert wrapped.classifier_name == "head"
+
+
+def test_images_that_the_network_cannot_run_are_refused_with_their_shape() -> None:
+    with pytest.raises(InputError, match=r"the network refused images of shape \(2, 4, 8, 8\): .*channels"):
+        Network(network()).confirm(torch.rand(2, 4, 8, 8))
+    with pytest.raises(InputError, match="refused images of shape"):  # source images show the classifier
+        dpl.adapt(network(), "rmt", source=(torch.rand(2, 4, 8, 8), torch.tensor([0, 1])))
 
 
 def test_the_memory_fits_the_classifier_found_in_the_first_forward_pass() -> None:

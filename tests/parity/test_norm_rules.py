@@ -37,7 +37,7 @@ def components(adaptive: dpl.AdaptiveModel) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("name", "count", "largest"), [("unmixtns", 16, 64), ("unmixtns_k4", 4, 32)])
 def test_unmix_equals_the_trace(name: str, count: int, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(norm._NAMED, "unmix", lambda: UnMix(count, largest))
+    monkeypatch.setitem(norm.RULES, "unmix", lambda: UnMix(count, largest))
     adaptive = dpl.adapt(tiny_network(), "norm", norm="unmix")
     for key, value in components(adaptive).items():
         value.copy_(torch.from_numpy(trace(name)[f"init/{key}"]))

@@ -20,7 +20,6 @@ from dpl.core.errors import DataError
 from dpl.report import default_output, read_runs, write_report
 from dpl.report.chart_data import chart_data
 from dpl.report.predictions import joined
-from dpl.report.runs import paired
 from dpl.report.summary import costs, shown, signed
 from report.runs import TARGETS, adapt, bench, make_adapted, write_guarded, write_many_classes, write_predictions
 
@@ -457,9 +456,10 @@ def test_runs_over_one_folder_share_a_table_and_a_chart(tmp_path, capsys):
     assert {cell[0] for cell in Cells(text).found} == set(names)
     (run,) = joined(read_runs(tmp_path / "out"))
     assert len(chart_data(run.experiments[0])["lines"][0]["accuracy"]) == 4
-    tent, source = (run.experiments[0].traces[name, "mine"][0] for name in ("tent", "source"))
-    shared, _ = paired(tent, source)
-    assert shared.label.tolist() == source.label.tolist()  # the order of arrival differs, the images are the same
+    tent, source = (run.experiments[0].first(name, "mine") for name in ("tent", "source"))
+    assert tent.image.tolist() != source.image.tolist()  # the order of arrival differs, the images are the same
+    by_image = {record.image: (record.label, record.prediction) for record in source}
+    assert [by_image[record.image] for record in tent] == [(record.label, record.source) for record in tent]
 
 
 def test_other_networks_or_folders_are_not_joined(adapted, tmp_path):

@@ -168,7 +168,8 @@ def test_figure2_counts_are_the_stores(made, place):
 
 def test_figure2_order_of_panels(close):
     clouds = {m: embeddings.Features(np.zeros((3, 2)), np.arange(3), 50.0) for m in ("dpl", "source")}
-    counts = pd.DataFrame({("truth", 0): [2, 2, 2], ("pl", 0): [6, 0, 0], ("dpl", 0): [2, 2, 2]}).T
+    numbers = {"truth": [2, 2, 2], "pl": [6, 0, 0], "dpl": [2, 2, 2]}
+    counts = {line: {0: np.array(own)} for line, own in numbers.items()}
     figure = embeddings.draw_features([embeddings.Target("cartoon", clouds, counts)], ("dog", "cat", "cow"))
     panels = figure.axes
     assert [axis.get_title() for axis in panels[:3]] == ["Source", "CE (PL)", "DPL"]
@@ -230,9 +231,9 @@ def test_figure3_shows_source_domains_then_confident_then_unconfident(made, clos
     rng = np.random.default_rng(0)
     sources = {name: rng.normal(size=(12, 4)).astype(np.float32) for name in ("photo", "art_painting")}
     target = np.concatenate([rng.normal(size=(5, 4)), rng.normal(9, 1, size=(7, 4))]).astype(np.float32)
-    styles = embeddings.Styles("sketch", sources, target, np.arange(12) < 5)
-    assert embeddings.farther(styles.distances()) == 100
-    axis = embeddings.draw_styles([styles]).axes[0]
+    styles = embeddings.on_one_scale({**sources, "confident": target[:5], "unconfident": target[5:]})
+    assert embeddings.farther(embeddings.distances(styles)) == 100
+    axis = embeddings.draw_styles({"sketch": styles}).axes[0]
     assert [text.get_text() for text in axis.get_legend().get_texts()] == [
         "photo (12)", "art painting (12)", "confident target (5)", "unconfident target (7)"
     ]  # fmt: skip
@@ -240,7 +241,7 @@ def test_figure3_shows_source_domains_then_confident_then_unconfident(made, clos
 
 
 def test_figure3_without_styles_says_that_they_were_not_run(close):
-    assert [text.get_text() for text in embeddings.draw_styles([]).axes[0].texts] == ["not run"]
+    assert [text.get_text() for text in embeddings.draw_styles({}).axes[0].texts] == ["not run"]
 
 
 def test_figure4_lines_are_the_stores_accuracies_in_the_papers_order(made, place):

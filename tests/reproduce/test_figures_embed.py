@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpl.reproduce.embeddings import Styles, nearest_distance, neighbour_accuracy, subset, tsne
+from dpl.reproduce.embeddings import nearest_distance, neighbour_accuracy, on_one_scale, subset, tsne
 
 
 def test_neighbours_vote_for_the_class():
@@ -28,10 +28,9 @@ def test_nearest_distance_is_the_mean_over_five():
 
 
 def test_styles_are_put_on_one_scale_and_a_constant_dimension_stays_zero():
-    styles = Styles(
-        "sketch", {"photo": np.array([[1, 5]], np.float32)}, np.array([[3, 5]], np.float32), np.array([True])
-    )
-    assert {name: group.tolist() for name, group in styles.groups().items()} == {
+    groups = {"photo": [[1, 5]], "confident": [[3, 5]], "unconfident": np.zeros((0, 2))}
+    scaled = on_one_scale({name: np.array(group, np.float32) for name, group in groups.items()})
+    assert {name: group.tolist() for name, group in scaled.items()} == {
         "photo": [[-1, 0]], "confident": [[1, 0]], "unconfident": []
     }  # fmt: skip
 

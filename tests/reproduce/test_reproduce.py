@@ -12,8 +12,7 @@ from dpl.backbones import create
 from dpl.bench.section import read_sections
 from dpl.cli import main
 from dpl.reproduce import paper
-from dpl.reproduce.plan import _shortened
-from dpl.reproduce.targets import Request
+from dpl.reproduce.plan import Request, _shortened
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 

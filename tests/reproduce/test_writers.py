@@ -8,10 +8,9 @@ import pytest
 
 from dpl.reproduce import paper
 from dpl.reproduce.compare import compare
-from dpl.reproduce.document import Document, Item
-from dpl.reproduce.render import render, write
-from dpl.reproduce.tables import make_document
-from dpl.reproduce.targets import Request
+from dpl.reproduce.document import Document, Item, render, write
+from dpl.reproduce.plan import Request
+from dpl.reproduce.targets import make_document
 
 NASTY = "a|b *c* _d_ <script>alert(1)</script> 5 % of $x & {y} #z ~t ^u \\v -> w"
 

@@ -9,8 +9,8 @@ from torch import nn
 
 import dpl
 from dpl.runs.costs import SAMPLE_EVERY, Work, environment
+from dpl.runs.folder import FolderRecord, record_path
 from dpl.runs.online import BatchResult
-from dpl.runs.record import FolderRecord, record_path
 
 
 def count(step, images: int = 4) -> float:

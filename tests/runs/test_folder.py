@@ -9,8 +9,7 @@ from PIL import Image
 
 import dpl
 from dpl.data import open_folder, unchanged
-from dpl.runs.folder import FolderResult, FolderRun, run_folder
-from dpl.runs.record import record_path
+from dpl.runs.folder import FolderResult, FolderRun, record_path, run_folder
 from nets import network
 
 

@@ -14,7 +14,7 @@ import httpx
 from live import Process, adaptive, batch, raw, wait_for
 from torch import Tensor
 
-from dpl.serve.session import SourceState
+from dpl.serve.live import SourceState
 from dpl.serve.store import StreamStore
 
 IMAGES = 2

@@ -25,9 +25,9 @@ from dpl.backbones import create
 from dpl.data import square
 from dpl.model.adaptive import AdaptiveModel
 from dpl.serve.app import make_app
-from dpl.serve.protocol import limited_protocol
-from dpl.serve.server import Server, open_server
-from dpl.serve.session import SourceState, same_bits
+from dpl.serve.live import SourceState, same_bits
+from dpl.serve.middleware import limited_protocol
+from dpl.serve.server import Server
 from dpl.serve.settings import ServeSettings
 
 SHAPE = (3, 32, 32)
@@ -96,7 +96,7 @@ class Live:
 
     def wait_until_written(self) -> None:
         """Wait until every snapshot that waits was written, or could not be."""
-        writer = self.server.engine.context.writer
+        writer = self.server.writer
 
         def is_idle() -> bool:
             with writer._changed:
@@ -111,9 +111,9 @@ class Live:
 
 
 def state_on_disk(server: Server, stream: str) -> dict[str, Tensor]:
-    saved, problems = server.engine.context.store.newest(stream)
+    saved, problems = server.store.newest(stream)
     assert saved is not None, problems
-    return server.engine.context.source.restored(saved.difference)
+    return server.source.restored(saved.difference)
 
 
 def open_live(
@@ -121,7 +121,7 @@ def open_live(
 ) -> Server:
     chosen = {"live_models": 2, "latency_budget": 60.0, **settings}
     limits = ServeSettings(state=folder, **chosen)
-    return open_server(lambda: adaptive(method, guard), square(32), SHAPE, limits, names=NAMES, tokens=tokens)
+    return Server(lambda: adaptive(method, guard), square(32), SHAPE, limits, names=NAMES, tokens=tokens)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import pytest
 from live import adaptive, assert_same_state, batch, live, wait_for
 from workload import Workload, check_answers, check_history
 
+from dpl.serve.live import Job, LiveModel
+
 STREAMS = [f"cam-{i}" for i in range(5)]
 
 
@@ -54,7 +56,7 @@ def test_a_stream_that_is_being_moved_is_not_run_meanwhile(tmp_path: Path) -> No
     with live(tmp_path, workers=2, live_models=2) as server:
         for stream in ("a", "b"):
             server.predict(stream, 1, adapt="wait")
-        source = server.server.engine.context.source
+        source = server.server.source
         take, inside, go = source.difference, threading.Event(), threading.Event()
 
         def slowly(state):
@@ -90,5 +92,42 @@ def test_the_model_of_a_stream_that_another_thread_has_is_not_taken(tmp_path: Pa
         wait_for(lambda: not engine.find("b").running)
         engine.find("a").running = True
         server.predict("c", 1, adapt="wait")
-        assert {live.stream.id for live in engine.pool.models} == {"a", "c"}
+        assert {live.stream.id for live in engine.models} == {"a", "c"}
         engine.find("a").running = False
+
+
+def test_jobs_after_a_deletion_that_fails_still_have_their_stream(tmp_path: Path, monkeypatch) -> None:
+    """They run in the same turn, and the deletion has taken the stream off its live model."""
+    go, statuses = threading.Event(), {}
+
+    def hold(job: Job, model: LiveModel) -> None:
+        assert go.wait(30)
+        job.respond(model.stream)
+
+    def refuse(_stream: object) -> None:
+        raise OSError("no room")
+
+    with live(tmp_path) as server:
+        server.predict("a", 1, adapt="wait")
+        engine = server.server.engine
+        monkeypatch.setattr(server.server.writer, "delete", refuse)
+
+        def delete() -> None:
+            statuses["delete"] = server.http.delete("/v1/streams/a").status_code
+
+        def predict() -> None:
+            statuses["predict"] = server.predict("a", 2, adapt="wait").status_code
+
+        threads = [threading.Thread(target=delete), threading.Thread(target=predict)]
+        with engine.admit("a", "", Job("hold", hold), create=False):
+            for count, thread in enumerate(threads, start=2):
+                thread.start()
+                wait_for(lambda count=count: engine.admitted == count)
+            go.set()
+            for thread in threads:
+                thread.join()
+        assert statuses == {"delete": 503, "predict": 200}
+        model = adaptive()
+        model(batch(1))
+        model(batch(2))
+        assert_same_state(server.state("a"), model.state_dict())

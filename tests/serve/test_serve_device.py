@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpl.serve.session import _like_model
+from dpl.serve.live import _like_model
 from nets import RecordedImages
 
 

@@ -22,10 +22,9 @@ from PIL import Image
 from dpl.core.errors import DataError
 from dpl.data import square
 from dpl.data.images import decode
-from dpl.serve.decoders import DecoderPool
-from dpl.serve.images import Body, RequestDecoder
-from dpl.serve.logs import CURRENT
+from dpl.serve.decoding import Body, DecoderPool, RequestDecoder
 from dpl.serve.middleware import Tokens
+from dpl.serve.monitoring import CURRENT
 from dpl.serve.settings import ServeSettings
 
 ONE, OTHER = "the-token-of-tenant-one", "the-token-of-the-other"
@@ -286,7 +285,7 @@ def test_bytes_of_one_tenant_are_bounded(tmp_path: Path) -> None:
 def hold(server: Live) -> tuple[threading.Event, threading.Event, list[str | None]]:
     """Let every prediction wait until told; the list has the streams in the order of their turns."""
     inside, go, order = threading.Event(), threading.Event(), []
-    for live_model in server.server.engine.pool.models:
+    for live_model in server.server.engine.models:
         predict = live_model.model.predict
 
         def held(images, predict=predict):

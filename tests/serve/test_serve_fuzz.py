@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from live import Live, live
 
-from dpl.serve.images import INFER, Body
+from dpl.serve.decoding import INFER, Body
 
 EXAMPLES = int(os.environ.get("DPL_FUZZ", "60"))
 FUZZ = settings(

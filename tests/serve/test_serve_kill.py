@@ -44,7 +44,7 @@ class Camera(threading.Thread):
 
 def state_of(folder: Path, stream: str) -> tuple[int, dict]:
     """Read a stream's newest state with the program's own reader, while no server runs."""
-    from dpl.serve.session import SourceState
+    from dpl.serve.live import SourceState
 
     identity = json.loads((folder / "state" / "model.json").read_text())
     store = StreamStore(folder / "state", identity, keep=5)

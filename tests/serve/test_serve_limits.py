@@ -158,7 +158,7 @@ class Blocked:
 
     def __init__(self, server: Live) -> None:
         self.go, self.inside = threading.Event(), threading.Event()
-        live_model = server.server.engine.pool.models[0]
+        live_model = server.server.engine.models[0]
         self.model, self.predict = live_model.model, live_model.model.predict
 
     def __enter__(self) -> "Blocked":

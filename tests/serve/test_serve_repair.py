@@ -12,7 +12,7 @@ from live import Live, adaptive, assert_same_state, batch, live, network, wait_f
 import dpl
 from dpl.core.errors import SnapshotError
 from dpl.model.adaptive import DEFAULT_METHOD
-from dpl.serve.logs import configure_logging
+from dpl.serve.monitoring import configure_logging
 from dpl.snapshot import write_snapshot
 
 

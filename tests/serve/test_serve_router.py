@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from dpl.core.errors import SettingError
 from dpl.data import square
 from dpl.serve.app import make_app
-from dpl.serve.metrics import Metrics
 from dpl.serve.middleware import RequestFilter, Tokens, replay
+from dpl.serve.monitoring import Metrics
 from dpl.serve.ray import Replica, Router, call_app, check_folder, owner, replica_folder
 from dpl.serve.schemas import Overloaded
-from dpl.serve.server import Server, open_server
+from dpl.serve.server import Server
 from dpl.serve.settings import ServeSettings
 
 STREAMS = ("cam-0", "cam-1", "cam-2", "cam-3")
@@ -35,7 +35,7 @@ SETTINGS = {"live_models": 1, "latency_budget": 60.0, "max_body": 4 * MEGABYTE}
 
 def open_replica(state: Path, index: int, tokens: Tokens | None = None) -> Server:
     settings = ServeSettings(state=replica_folder(state, index, 2), **SETTINGS)
-    return open_server(adaptive, square(32), SHAPE, settings, names=NAMES, tokens=tokens)
+    return Server(adaptive, square(32), SHAPE, settings, names=NAMES, tokens=tokens)
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def test_each_folder_has_one_writer_and_one_number_of_replicas(tmp_path: Path) -
             check_folder(tmp_path, count)
     alone = dataclasses.replace(one.settings, state=tmp_path)
     with pytest.raises(SettingError, match="--engine ray"):
-        open_server(adaptive, square(32), SHAPE, alone)
+        Server(adaptive, square(32), SHAPE, alone)
     with live(tmp_path / "alone"), pytest.raises(SettingError, match="streams was written"):
         check_folder(tmp_path / "alone", 2)
 
@@ -167,7 +167,7 @@ def test_each_folder_has_one_writer_and_one_number_of_replicas(tmp_path: Path) -
 def test_a_cancelled_request_is_dropped_by_its_replica(tmp_path: Path) -> None:
     server = open_replica(tmp_path, 0)
     go = threading.Event()
-    model = server.engine.pool.models[0].model
+    model = server.engine.models[0].model
     predict = model.predict
     model.predict = lambda images: predict(images) if go.wait(30) else None
     request = raw(batch(1))
@@ -177,12 +177,13 @@ def test_a_cancelled_request_is_dropped_by_its_replica(tmp_path: Path) -> None:
     async def leave() -> None:
         app = make_app(server)
         running = []
-        for name in ("a", "b"):
+        # One after the other: the two are decoded at the same time, so either could be the first.
+        for count, name in enumerate(("a", "b"), 1):
             path = f"/v1/streams/{name}/predict"
             scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
             running.append(asyncio.create_task(call_app(app, scope, replay(request["content"]))))
-        while server.engine.admitted < 2 or not server.engine.find("a").running:
-            await asyncio.sleep(0.01)
+            while server.engine.admitted < count or not server.engine.find("a").running:
+                await asyncio.sleep(0.01)
         running[1].cancel()
         await asyncio.gather(running[1], return_exceptions=True)
         go.set()
@@ -202,7 +203,7 @@ def test_a_step_that_hangs_delays_no_stop_of_a_replica_and_costs_no_other_stream
             go.wait(60)
 
     async def stop() -> None:
-        replica = Replica(lambda _: open_server(adaptive, square(32), SHAPE, settings), 0)
+        replica = Replica(lambda _: Server(adaptive, square(32), SHAPE, settings), 0)
         for number in range(2):
             assert (await replica.answer(*predict_request("cam-0", number))).status_code == 200
         stuck = asyncio.ensure_future(replica.answer(*predict_request("cam-1", 2, images=7)))

@@ -12,7 +12,7 @@ import pytest
 from live import Live, adaptive, assert_same_state, batch, live, state_on_disk, wait_for
 from torch import Tensor
 
-from dpl.serve.store import StateDifference
+from dpl.serve.store import Difference
 
 
 @pytest.fixture
@@ -170,10 +170,10 @@ def test_a_stream_that_cannot_be_saved_at_a_stop_costs_no_other(tmp_path: Path) 
     with live(tmp_path, snapshot_every=1000) as server:
         for stream in ("a", "b"):
             server.predict(stream, 0, adapt="wait")
-        source = server.server.engine.context.source
+        source = server.server.source
         take = source.difference
 
-        def fail_once(state: Mapping[str, Tensor]) -> StateDifference:
+        def fail_once(state: Mapping[str, Tensor]) -> Difference:
             source.difference = take
             raise MemoryError("no room for the difference")
 

@@ -1,6 +1,8 @@
 """A source model trained by two processes is the one that a single process trains on the same batches."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +30,16 @@ def in_two_processes(data: Path, out: Path, **changed) -> subprocess.CompletedPr
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     command = [*launcher, str(Path(sys.executable).parent / "dpl"), "train", "--data", data, "--out", out,
                "--workers", 0, "--device", "cpu", "--json", *options]  # fmt: skip
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=200, check=False)
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        told, complained = process.communicate(timeout=200)
+    except subprocess.TimeoutExpired:  # the launcher's processes would keep its pipes open
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, told, complained)
 
 
 def test_two_processes_train_the_model_of_one(pacs, tmp_path):

@@ -17,9 +17,8 @@ from dpl.core.errors import DataError, ModelError, SettingError
 from dpl.data import batches, open_benchmark, square, training, training_batches
 from dpl.streams import domainbed_split
 from dpl.training import TrainSpec, train
-from dpl.training.loop import _Progress
+from dpl.training.loop import SourceTrainer, _Progress
 from dpl.training.sources import open_sources
-from dpl.training.trainer import SourceTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
 
@@ -80,18 +79,16 @@ def test_the_update_is_adam_on_cross_entropy_of_all_domains(pacs, spec, tmp_path
 def test_splits_are_domainbeds(pacs, spec):
     sources = open_sources(spec(trial_seed=10), pacs)
     whole = open_benchmark("PACS", pacs)
-    assert [(domain.name, domain.index) for domain in sources.domains] == [
-        ("art_painting", 0), ("cartoon", 1), ("photo", 2)
-    ]  # fmt: skip
-    for domain in sources.domains:
-        split = domainbed_split(70, domain_index=domain.index, trial_seed=10)
-        image_set = whole[domain.name]
-        assert domain.training.source.names == tuple(image_set.source.names[i] for i in split.inside)
-        assert domain.validation.source.names == tuple(image_set.source.names[i] for i in split.outside)
+    assert list(sources.training) == list(sources.validation) == ["art_painting", "cartoon", "photo"]
+    for index, (name, images) in enumerate(sources.training.items()):
+        split = domainbed_split(70, domain_index=index, trial_seed=10)
+        image_set = whole[name]
+        assert images.source.names == tuple(image_set.source.names[i] for i in split.inside)
+        assert sources.validation[name].source.names == tuple(image_set.source.names[i] for i in split.outside)
     shuffled = np.arange(70)
     np.random.RandomState(736826616).shuffle(shuffled)  # seed_hash(10, 2), as published
     names = [whole["photo"].source.names[i] for i in shuffled[:14]]
-    assert list(sources.domains[2].validation.source.names) == names
+    assert list(sources.validation["photo"].source.names) == names
 
 
 def test_one_source_domain(pacs, spec, tmp_path):

@@ -3,10 +3,9 @@
 Nothing here trains or adapts a network.
 """
 
+from dpl.backbones.classifiers import keep_classes
 from dpl.backbones.normalise import Normalized
-from dpl.backbones.records import OWN, NetworkRecord
-from dpl.backbones.subset import keep_classes
 from dpl.backbones.weights import LoadReport, load_weights
-from dpl.backbones.zoo import available, create
+from dpl.backbones.zoo import OWN, NetworkRecord, available, create
 
 __all__ = ["OWN", "LoadReport", "NetworkRecord", "Normalized", "available", "create", "keep_classes", "load_weights"]

@@ -125,12 +125,15 @@ class _StagedNetwork(nn.Sequential):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def _stages(block: _Block, blocks: int, channels: Sequence[int]) -> list[nn.Sequential]:
-    """Return three stages of so many blocks; the second and the third halve the image."""
-    return [
-        nn.Sequential(block(inputs, outputs, stride), *[block(outputs, outputs, 1) for _ in range(blocks - 1)])
-        for (inputs, outputs), stride in zip(pairwise(channels), (1, 2, 2), strict=True)
-    ]
+def _stages(name: str, block: _Block, blocks: int, channels: Sequence[int]) -> dict[str, nn.Module]:
+    """Return three numbered stages of so many blocks; the second and the third halve the image."""
+    steps = zip(pairwise(channels), (1, 2, 2), strict=True)
+    return {
+        f"{name}{i}": nn.Sequential(
+            block(inputs, outputs, stride), *(block(outputs, outputs, 1) for _ in range(1, blocks))
+        )
+        for i, ((inputs, outputs), stride) in enumerate(steps, 1)
+    }
 
 
 def _blocks_per_stage(depth: int, other_layers: int, expected: str) -> int:
@@ -146,25 +149,19 @@ class CifarResNet(_StagedNetwork):
 
     def __init__(self, depth: int, num_classes: int) -> None:
         blocks = _blocks_per_stage(depth, 2, "CIFAR ResNet, 8, 14, 20, 26, 32")
-        block = partial(ResidualBlock, shortcut=_PaddedShortcut)
-        super().__init__(
-            conv1=conv3x3(3, 16),
-            bn1=nn.BatchNorm2d(16),
-            relu=nn.ReLU(),
-            **{f"layer{i}": stage for i, stage in enumerate(_stages(block, blocks, (16, 16, 32, 64)), 1)},
-            pool=MeanPool(),
-            linear=nn.Linear(64, num_classes),
-        )
+        stem = {"conv1": conv3x3(3, 16), "bn1": nn.BatchNorm2d(16), "relu": nn.ReLU()}
+        stages = _stages("layer", partial(ResidualBlock, shortcut=_PaddedShortcut), blocks, (16, 16, 32, 64))
+        super().__init__(**stem, **stages, pool=MeanPool(), linear=nn.Linear(64, num_classes))
 
 
 class WideStemResNet(_StagedNetwork):
     """A 32-layer CIFAR ResNet with a stem of 64 channels; ReLU after each stage only; 256 features of 32 pixels."""
 
     def __init__(self, num_classes: int) -> None:
-        block = partial(ResidualBlock, shortcut=_projection, relu=False)
         layers: dict[str, nn.Module] = {"conv1": conv3x3(3, 64), "bn1": nn.BatchNorm2d(64), "relu": nn.ReLU()}
-        for i, stage in enumerate(_stages(block, 5, (64, 16, 32, 64)), 1):
-            layers |= {f"layer{i}": stage, f"relu{i}": nn.ReLU()}
+        block = partial(ResidualBlock, shortcut=_projection, relu=False)
+        for name, stage in _stages("layer", block, 5, (64, 16, 32, 64)).items():
+            layers |= {name: stage, name.replace("layer", "relu"): nn.ReLU()}
         super().__init__(**layers, pool=nn.AvgPool2d(4), flat=nn.Flatten(), linear=nn.Linear(64 * 4, num_classes))
 
 
@@ -178,8 +175,8 @@ class WideResNet(_StagedNetwork):
     def __init__(self, depth: int, width: int, num_classes: int, *, stage: str = "block", head: str = "fc") -> None:
         blocks = _blocks_per_stage(depth, 4, "Wide ResNet, 10, 16, 22, 28")
         layers: dict[str, nn.Module] = {"conv1": conv3x3(3, 16)}
-        for i, layer in enumerate(_stages(_WideBlock, blocks, (16, 16 * width, 32 * width, 64 * width)), 1):
-            layers[f"{stage}{i}"] = nn.Sequential(OrderedDict(layer=layer))
+        for name, stages in _stages(stage, _WideBlock, blocks, (16, 16 * width, 32 * width, 64 * width)).items():
+            layers[name] = nn.Sequential(OrderedDict(layer=stages))
         layers |= {"bn1": nn.BatchNorm2d(64 * width), "relu": nn.ReLU(), "pool": MeanPool()}
         super().__init__(**layers, **{head: nn.Linear(64 * width, num_classes)})
 
@@ -191,11 +188,6 @@ class ResNeXt29(_StagedNetwork):
     """
 
     def __init__(self, num_classes: int) -> None:
-        super().__init__(
-            conv_1_3x3=conv3x3(3, 64),
-            bn_1=nn.BatchNorm2d(64),
-            relu=nn.ReLU(),
-            **{f"stage_{i}": stage for i, stage in enumerate(_stages(_Bottleneck, 3, (64, 256, 512, 1024)), 1)},
-            pool=MeanPool(),
-            classifier=nn.Linear(1024, num_classes),
-        )
+        stem = {"conv_1_3x3": conv3x3(3, 64), "bn_1": nn.BatchNorm2d(64), "relu": nn.ReLU()}
+        stages = _stages("stage_", _Bottleneck, 3, (64, 256, 512, 1024))
+        super().__init__(**stem, **stages, pool=MeanPool(), classifier=nn.Linear(1024, num_classes))

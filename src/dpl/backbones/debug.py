@@ -9,12 +9,9 @@ from torch import Tensor, nn
 
 from dpl.backbones.cifar import MeanPool, conv3x3
 
-__all__ = ["DebugCNN", "DebugMixer", "DebugViT", "group_norm"]
+__all__ = ["DebugCNN", "DebugTransformer"]
 
-
-def group_norm(channels: int) -> nn.Module:
-    """Return a GroupNorm of four groups."""
-    return nn.GroupNorm(4, channels)
+_PATCHES, _HEADS = 16, 4
 
 
 class DebugCNN(nn.Sequential):
@@ -28,29 +25,30 @@ class DebugCNN(nn.Sequential):
         super().__init__(OrderedDict(layers, pool=MeanPool(), fc=nn.Linear(32, num_classes)))
 
 
-class _Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+class DebugTransformer(nn.Module):
+    """Two blocks over 4 x 4 patches of 8 pixels: a vision transformer with a class token, or an MLP-Mixer without."""
+
+    def __init__(self, num_classes: int, class_token: bool, width: int = 32) -> None:
         super().__init__()
-        self._heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
+        self.num_prefix_tokens = int(class_token)  # timm's word for tokens that are no patches
+        self.patch_embed = nn.Conv2d(3, width, 8, stride=8)
+        if class_token:
+            self.cls_token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
+            self.pos_embed = nn.Parameter(torch.randn(1, 1 + _PATCHES, width) * 0.02)
+        self.blocks = nn.Sequential(
+            *(_Block(width, _Attention(width) if class_token else _TokenMixing()) for _ in range(2))
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_classes)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        split = self.qkv(tokens).unflatten(-1, (3, self._heads, -1))  # [B, T, 3, heads, width / heads]
-        query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, width / heads]
-        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-        result: Tensor = self.proj(mixed)
-        return result
-
-
-class _TokenMixing(nn.Module):
-    def __init__(self, tokens: int) -> None:
-        super().__init__()
-        self.mlp = _mlp(tokens)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        mixed: Tensor = self.mlp(tokens.transpose(1, 2))
-        return mixed.transpose(1, 2)
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, C] for images [B, 3, 32, 32]."""
+        tokens = self.patch_embed(images).flatten(2).transpose(1, 2)  # [B, 16, width]
+        if self.num_prefix_tokens:
+            tokens = torch.cat([self.cls_token.expand(len(images), -1, -1), tokens], dim=1) + self.pos_embed
+        seen = self.norm(self.blocks(tokens))
+        logits: Tensor = self.head(seen[:, 0] if self.num_prefix_tokens else seen.mean(dim=1))  # features [B, width]
+        return logits
 
 
 class _Block(nn.Module):
@@ -67,45 +65,27 @@ class _Block(nn.Module):
         return result
 
 
-class DebugViT(nn.Module):
-    """A vision transformer of two blocks over 4 x 4 patches of 8 pixels, with a class token."""
-
-    num_prefix_tokens = 1  # timm's word for tokens that are no patches
-
-    def __init__(self, num_classes: int, width: int = 32) -> None:
+class _Attention(nn.Module):
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.patch_embed = nn.Conv2d(3, width, 8, stride=8)
-        self.cls_token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
-        self.pos_embed = nn.Parameter(torch.randn(1, 17, width) * 0.02)
-        self.blocks = nn.Sequential(*[_Block(width, _Attention(width, 4)) for _ in range(2)])
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, num_classes)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, C] for images [B, 3, 32, 32]."""
-        patches = self.patch_embed(images).flatten(2).transpose(1, 2)  # [B, 16, width]
-        tokens = torch.cat([self.cls_token.expand(len(images), -1, -1), patches], dim=1) + self.pos_embed
-        logits: Tensor = self.head(self.norm(self.blocks(tokens))[:, 0])  # features [B, width]
-        return logits
+    def forward(self, tokens: Tensor) -> Tensor:
+        split = self.qkv(tokens).unflatten(-1, (3, _HEADS, -1))  # [B, T, 3, heads, width / heads]
+        query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, width / heads]
+        mixed: Tensor = self.proj(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+        return mixed
 
 
-class DebugMixer(nn.Module):
-    """An MLP-Mixer of two blocks over 4 x 4 patches of 8 pixels."""
-
-    num_prefix_tokens = 0
-
-    def __init__(self, num_classes: int, width: int = 32) -> None:
+class _TokenMixing(nn.Module):
+    def __init__(self) -> None:
         super().__init__()
-        self.patch_embed = nn.Conv2d(3, width, 8, stride=8)
-        self.blocks = nn.Sequential(*[_Block(width, _TokenMixing(16)) for _ in range(2)])
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, num_classes)
+        self.mlp = _mlp(_PATCHES)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, C] for images [B, 3, 32, 32]."""
-        tokens = self.patch_embed(images).flatten(2).transpose(1, 2)  # [B, 16, width]
-        logits: Tensor = self.head(self.norm(self.blocks(tokens)).mean(dim=1))  # features [B, width]
-        return logits
+    def forward(self, tokens: Tensor) -> Tensor:
+        mixed: Tensor = self.mlp(tokens.transpose(1, 2))
+        return mixed.transpose(1, 2)
 
 
 def _mlp(width: int) -> nn.Sequential:

@@ -51,10 +51,7 @@ def with_normalisation(network: nn.Module, normalise: Normalise) -> nn.Module:
             f"normalise={normalise!r} is unknown; expected one of {', '.join(sorted(PRESETS))}, none, "
             "or a pair (mean, std) with one value per channel."
         )
-    return Normalized(network, *_checked(PRESETS[normalise] if isinstance(normalise, str) else normalise))
-
-
-def _checked(pair: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    pair = PRESETS[normalise] if isinstance(normalise, str) else normalise
     try:
         mean, std = (tuple(float(value) for value in values) for values in pair)
     except (TypeError, ValueError) as error:
@@ -64,4 +61,4 @@ def _checked(pair: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[
         raise SettingError(
             f"normalise={pair!r}: mean and std need the same number of channels, finite values, and std above 0."
         )
-    return mean, std
+    return Normalized(network, mean, std)

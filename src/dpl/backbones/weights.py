@@ -25,10 +25,11 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")
 _LARGEST_HEADER = 100_000_000  # the safetensors format's own limit
 _PREFIXES = ("module.", "model.", "network.")
 # PyTorch spells weight norm in two ways, by hooks and by parametrizations; a file may have the other one.
-_WEIGHT_NORM = (
-    (".weight_g", ".parametrizations.weight.original0"),
-    (".weight_v", ".parametrizations.weight.original1"),
-)
+_SPELLINGS = {
+    ".weight_g": ".parametrizations.weight.original0",
+    ".weight_v": ".parametrizations.weight.original1",
+}
+_WEIGHT_NORM = [*_SPELLINGS.items(), *((new, old) for old, new in _SPELLINGS.items())]
 _Tensors = Mapping[str, Tensor]
 
 
@@ -65,16 +66,30 @@ def load_weights(network: nn.Module, path: str | Path, *, strict: bool = True, b
     file = read_checkpoint(path)
     found = _by_position(file, expected, path) if by_position else _by_name(file.tensors, expected, path)
     fitting = {n: t for n, t in found.items() if n in expected and t.shape == expected[n].shape}
-    report = _compare(found, expected, len(fitting))
-    complete = not (report.missing or report.unexpected or report.mismatched)
-    if not fitting or (strict and not complete):
+    report = LoadReport(
+        loaded=len(fitting),
+        # Old files lack BatchNorm's step counter; only cumulative averaging reads it.
+        missing=tuple(n for n in expected if n not in found and not n.endswith("num_batches_tracked")),
+        unexpected=tuple(n for n in found if n not in expected),
+        mismatched=tuple(n for n in found if n in expected and n not in fitting),
+    )
+    if not fitting or (strict and (report.missing or report.unexpected or report.mismatched)):
         raise DataError(_misfit(report, file, found, expected, path))
-    target.load_state_dict(_finite(fitting, expected, path), strict=False)
+    cast = {name: tensor.to(expected[name].dtype) for name, tensor in fitting.items()}
+    for name, tensor in cast.items():
+        if not tensor.isfinite().all():
+            raise DataError(f"{path}: {name} holds non-finite values; the training that made the file diverged.")
+    target.load_state_dict(cast, strict=False)
     return report
 
 
 def _by_name(tensors: _Tensors, expected: _Tensors, path: str | Path) -> dict[str, Tensor]:
-    found = {_translate(name, expected): tensor for name, tensor in tensors.items()}
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        while name not in expected and name.startswith(_PREFIXES):
+            name = name.partition(".")[2]
+        spelled = (name.removesuffix(old) + new for old, new in _WEIGHT_NORM if name.endswith(old))
+        found[next((other for other in spelled if other in expected), name)] = tensor
     if len(found) != len(tensors):
         raise DataError(
             f"{path} holds several versions of one tensor under different prefixes; save one of them alone."
@@ -82,21 +97,10 @@ def _by_name(tensors: _Tensors, expected: _Tensors, path: str | Path) -> dict[st
     return found
 
 
-def _translate(name: str, expected: _Tensors) -> str:
-    while name not in expected and name.startswith(_PREFIXES):
-        name = name.partition(".")[2]
-    for pair in _WEIGHT_NORM:
-        for ending, other in (pair, pair[::-1]):
-            renamed = name.removesuffix(ending) + other
-            if name.endswith(ending) and renamed in expected:
-                return renamed
-    return name
-
-
 def _by_position(file: Checkpoint, expected: _Tensors, path: str | Path) -> dict[str, Tensor]:
     if not file.ordered:
         raise DataError(f"by_position: {path} is a safetensors file, which keeps no order; load it by name.")
-    if not _agree_in_order(file.tensors, expected):
+    if _kinds(file.tensors) != _kinds(expected):
         raise DataError(
             f"by_position: {path} has {len(file.tensors)} tensors, the network {len(expected)}, and they do not "
             "agree in shape and kind one by one; load it by name, into the architecture it was saved from."
@@ -104,22 +108,12 @@ def _by_position(file: Checkpoint, expected: _Tensors, path: str | Path) -> dict
     return dict(zip(expected, file.tensors.values(), strict=True))
 
 
-def _agree_in_order(tensors: _Tensors, expected: _Tensors) -> bool:
-    def kinds(state: _Tensors) -> list[tuple[str, torch.Size]]:
-        return [(name.rpartition(".")[2], tensor.shape) for name, tensor in state.items()]
-
-    return kinds(tensors) == kinds(expected)
-
-
-def _compare(found: _Tensors, expected: _Tensors, loaded: int) -> LoadReport:
-    # Old files lack BatchNorm's step counter; only cumulative averaging reads it.
-    missing = [n for n in expected if n not in found and not n.endswith("num_batches_tracked")]
-    mismatched = [n for n in found if n in expected and found[n].shape != expected[n].shape]
-    unexpected = [n for n in found if n not in expected]
-    return LoadReport(loaded, tuple(missing), tuple(unexpected), tuple(mismatched))
+def _kinds(tensors: _Tensors) -> list[tuple[str, torch.Size]]:
+    return [(name.rpartition(".")[2], tensor.shape) for name, tensor in tensors.items()]
 
 
 def _misfit(report: LoadReport, file: Checkpoint, found: _Tensors, expected: _Tensors, path: str | Path) -> str:
+    """Return what does not fit, and what to do."""
     shapes = [f"{n} {list(found[n].shape)} (network: {list(expected[n].shape)})" for n in report.mismatched]
     differences = {"missing": report.missing, "not in the network": report.unexpected, "of another shape": shapes}
     parts = [
@@ -127,8 +121,18 @@ def _misfit(report: LoadReport, file: Checkpoint, found: _Tensors, expected: _Te
         for what, names in differences.items()
         if names
     ]
-    folder = Path(path).parent
-    advice = _name_it(folder) if is_pretrained_folder(folder) else _advice(report, file, found, expected)
+    pairs = [(found[n].shape, expected[n].shape) for n in report.mismatched]
+    heads = {(own[0], other[0]) for own, other in pairs if own and other and own[1:] == other[1:]}
+    if is_pretrained_folder(folder := Path(path).parent):
+        advice = _name_it(folder)
+    elif len(heads) == 1 and not (report.missing or report.unexpected):
+        advice = f"The head differs: use num_classes={heads.pop()[0]}, or strict=False to keep the network's own head."
+    elif file.ordered and _kinds(file.tensors) == _kinds(expected):
+        advice = "Names differ, but shapes agree in order: by_position=True loads it."
+    elif report.loaded >= 0.8 * len(expected):
+        advice = "Most of it fits: strict=False loads that part and reports the rest."
+    else:
+        advice = "It comes from another architecture: create the network under the name that was trained."
     return f"{path} does not fit the network: {'; '.join(parts)}. {advice}"
 
 
@@ -136,35 +140,16 @@ def _name_it(folder: Path) -> str:
     return f"{folder} is a model of transformers, network and weights in one: give --model {folder} without --weights."
 
 
-def _advice(report: LoadReport, file: Checkpoint, found: _Tensors, expected: _Tensors) -> str:
-    heads = {
-        (found[n].shape[0], expected[n].shape[0])
-        for n in report.mismatched
-        if found[n].ndim and expected[n].ndim and found[n].shape[1:] == expected[n].shape[1:]
-    }
-    if len(heads) == 1 and not (report.missing or report.unexpected):
-        ((classes, _),) = heads
-        return f"The head differs: use num_classes={classes}, or strict=False to keep the network's own head."
-    if file.ordered and _agree_in_order(file.tensors, expected):
-        return "Names differ, but shapes agree in order: by_position=True loads it."
-    if report.loaded >= 0.8 * len(expected):
-        return "Most of it fits: strict=False loads that part and reports the rest."
-    return "It comes from another architecture: create the network under the name that was trained."
-
-
-def _finite(tensors: _Tensors, expected: _Tensors, path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors in the network's dtype; refuse what is not finite there."""
-    cast = {name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}
-    for name, tensor in cast.items():
-        if not tensor.isfinite().all():
-            raise DataError(f"{path}: {name} holds non-finite values; the training that made the file diverged.")
-    return cast
-
-
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Return the tensors of a weight file; raise DataError, naming the file, for anything else."""
     path = Path(path)
-    head = _first_bytes(path)
+    if is_pretrained_folder(path):
+        raise DataError(f"weights: {_name_it(path)}")
+    if not path.is_file():
+        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise DataError(f"weights: {path} {kind}; give the path of a checkpoint ({_ACCEPTED}).")
+    with path.open("rb") as file:
+        head = file.read(512)
     safe = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LARGEST_HEADER
     if not safe and not head.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive, or a pickle of old torch.save
         raise DataError(f"{path} is {_describe(head)}; {_ACCEPTED}.")
@@ -177,16 +162,6 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             raise DataError(f"{path}: {name} is sparse, quantized or without values; expected plain tensors.")
     return Checkpoint(tensors, ordered=not safe)
-
-
-def _first_bytes(path: Path) -> bytes:
-    if is_pretrained_folder(path):
-        raise DataError(f"weights: {_name_it(path)}")
-    if not path.is_file():
-        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
-        raise DataError(f"weights: {path} {kind}; give the path of a checkpoint ({_ACCEPTED}).")
-    with path.open("rb") as file:
-        return file.read(512)
 
 
 def _describe(head: bytes) -> str:

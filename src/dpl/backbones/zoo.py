@@ -1,23 +1,91 @@
-"""Networks by name: built in, of timm, `torchvision/<name>`, `package.module:build`, an entry point, or a folder."""
+"""Networks by name: built in, of timm, `torchvision/<name>`, `package.module:build`, an entry point, or a folder.
 
+`OWN` has the built-in ones: size, features, normalisation, and the origin of their weights.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
+from dpl.backbones.cifar import CifarResNet, ResNeXt29, WideResNet, WideStemResNet
+from dpl.backbones.debug import DebugCNN, DebugTransformer
 from dpl.backbones.normalise import Normalise, with_normalisation
 from dpl.backbones.pretrained import build_pretrained, holds_weights, is_pretrained_folder
-from dpl.backbones.records import OWN
 from dpl.backbones.weights import load_weights
 from dpl.core.errors import MissingExtraError, SettingError, did_you_mean
 from dpl.core.extras import entry_points, import_object, optional
 
-__all__ = ["available", "create"]
+__all__ = ["OWN", "NetworkRecord", "available", "create"]
 
 _TORCHVISION = "torchvision/"
 _GROUP = "dpl.backbones"  # of entry points
+# Closer to the deviation within an image than over all pixels, but many CIFAR-10 networks were trained with it.
+_CIFAR_SMALL_STD = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+_HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_CIFAR100 = ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
+
+
+@dataclass(frozen=True)
+class NetworkRecord:
+    """A built-in network; the counts are for its default number of classes."""
+
+    name: str
+    build: Callable[[int], nn.Module]
+    """Builds the network, without normalisation, for a number of classes."""
+    classes: int
+    parameters: int
+    features: int
+    """Length of the input vector of the linear classifier."""
+    input_size: int
+    """Side of the images, in pixels, that its checkpoints were trained with."""
+    normalise: Normalise
+    checkpoints: str = ""
+    """Source of weight files with these parameter names; empty if there are none."""
+    accuracy: float | None = None
+    """Clean test accuracy of such a file in percent, if known."""
+
+
+def _bottleneck_resnet50(num_classes: int) -> nn.Module:
+    """Return AdaContrast's ResNet-50: a bottleneck 2048 -> 256 with BN, a classifier of directions times lengths."""
+    resnet: nn.Module = optional("torchvision", "bench").models.resnet50(weights=None)
+    resnet.fc = nn.Linear(2048, 256)
+    encoder = nn.Sequential(resnet, nn.BatchNorm1d(256))
+    return nn.Sequential(OrderedDict(encoder=encoder, fc=weight_norm(nn.Linear(256, num_classes), dim=0)))
+
+
+_CIFAR_RESNETS = {20: (269_722, 91.73), 32: (464_154, 92.63), 44: (658_586, 93.10), 56: (853_018, 93.39),
+                  110: (1_727_962, 93.68)}  # fmt: skip  # depth: parameters, accuracy
+
+_NETWORKS = (
+    NetworkRecord("wrn28_10", partial(WideResNet, 28, 10), 10, 36_479_194, 640, 32, "none",
+                  "RobustBench, CIFAR-10 corruptions, Standard.pt", 94.78),
+    NetworkRecord("wrn28_1", partial(WideResNet, 28, 1, stage="layer", head="linear"), 10, 369_498, 64, 32,
+            _CIFAR_SMALL_STD, "files with the names layer1..3.layer.N and linear", 92.9),
+    NetworkRecord("resnext29", ResNeXt29, 100, 6_900_132, 1024, 32, _HALF,
+                  "RobustBench, CIFAR-100 corruptions, Hendrycks2020AugMix_ResNeXt.pt", 78.90),
+    *(NetworkRecord(f"cifar_resnet{depth}", partial(CifarResNet, depth), 10, parameters, 64, 32, "imagenet",
+                    f"akamaster/pytorch_resnet_cifar10, resnet{depth}.th", accuracy)
+      for depth, (parameters, accuracy) in _CIFAR_RESNETS.items()),
+    NetworkRecord("cifar100_resnet32", WideStemResNet, 100, 501_316, 256, 32, _CIFAR100,
+            "files with a stem of 64 channels and 256 features", 71.9),
+    NetworkRecord("domainnet126_resnet50", _bottleneck_resnet50, 126, 24_065_596, 256, 224, "imagenet",
+            "AdaContrast (Chen et al., 2022), best_<domain>_<seed>.pth.tar"),
+    NetworkRecord("debug_cnn", DebugCNN, 10, 6_418, 32, 32, "none"),
+    NetworkRecord("debug_gn", partial(DebugCNN, norm=partial(nn.GroupNorm, 4)), 10, 6_418, 32, 32, "none"),
+    NetworkRecord("debug_vit", partial(DebugTransformer, class_token=True), 10, 24_234, 32, 32, "none"),
+    NetworkRecord("debug_mixer", partial(DebugTransformer, class_token=False), 10, 17_354, 32, 32, "none"),
+)  # fmt: skip
+
+OWN: dict[str, NetworkRecord] = {network.name: network for network in _NETWORKS}
+"""The built-in networks by name."""
 
 
 def create(
@@ -54,16 +122,20 @@ def available(pattern: str = "*") -> list[str]:
     Names of timm and torchvision are included if those packages are installed.
     """
     names = [*OWN, *entry_points(_GROUP)]
-    for others in (_timm_names, _torchvision_names):
-        with suppress(MissingExtraError):
-            names += others()
+    with suppress(MissingExtraError):
+        names += optional("timm", "bench").list_models()
+    with suppress(MissingExtraError):
+        names += _torchvision_names()
     return [name for name in names if fnmatchcase(name, pattern)]
 
 
 def _build(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Module, Normalise]:
     """Return the network without normalisation, and its default normalisation."""
-    if name in OWN:
-        return _build_own(name, num_classes, pretrained)
+    if record := OWN.get(name):
+        if pretrained:
+            origin = record.checkpoints or "your own training: no weights are published"
+            raise SettingError(f"pretrained=True: {name} is never downloaded; pass weights=<file> (from {origin}).")
+        return record.build(num_classes or record.classes), record.normalise
     if is_pretrained_folder(name):
         return build_pretrained(Path(name), num_classes)
     sizes = {} if num_classes is None else {"num_classes": num_classes}
@@ -71,15 +143,11 @@ def _build(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Mod
         return _build_imported(name, sizes, pretrained), "none"
     if name.startswith(_TORCHVISION):
         return _build_torchvision(name, sizes, pretrained), "imagenet"
-    return _build_timm(name, sizes, pretrained)
-
-
-def _build_own(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Module, Normalise]:
-    record = OWN[name]
-    if pretrained:
-        origin = record.checkpoints or "your own training: no weights are published"
-        raise SettingError(f"pretrained=True: {name} is never downloaded; pass weights=<file> (from {origin}).")
-    return record.build(num_classes or record.classes), record.normalise
+    timm = optional("timm", "bench")
+    if not timm.is_model(name):
+        raise _unknown(name)
+    network: Any = timm.create_model(name, pretrained=pretrained, **sizes)
+    return network, (network.pretrained_cfg["mean"], network.pretrained_cfg["std"])
 
 
 def _build_imported(name: str, sizes: dict[str, int], pretrained: bool) -> nn.Module:
@@ -105,19 +173,6 @@ def _build_torchvision(name: str, sizes: dict[str, int], pretrained: bool) -> nn
     except ValueError as error:
         raise SettingError(f"{name} cannot be built with num_classes={sizes.get('num_classes')}: {error}") from error
     return network
-
-
-def _build_timm(name: str, sizes: dict[str, int], pretrained: bool) -> tuple[nn.Module, Normalise]:
-    timm = optional("timm", "bench")
-    if not timm.is_model(name):
-        raise _unknown(name)
-    network: nn.Module = timm.create_model(name, pretrained=pretrained, **sizes)
-    trained: Any = network.pretrained_cfg
-    return network, (trained["mean"], trained["std"])
-
-
-def _timm_names() -> list[str]:
-    return list(optional("timm", "bench").list_models())
 
 
 def _torchvision_names() -> list[str]:

@@ -7,14 +7,13 @@ from dpl.bench.context import BenchContext
 from dpl.bench.engine import UnitProgress, run_cells, run_in_processes
 from dpl.bench.grid import ExperimentGrid, FileLocations, read_grid
 from dpl.bench.run import Outcome, run_unit
-from dpl.bench.selection import Candidate, Cell
 from dpl.bench.store import Store
-from dpl.bench.tables import MeasuredTable, cell_rows, frame, measured_tables
-from dpl.bench.unit import SourceData, Unit
+from dpl.bench.tables import cell_rows, frame, measured_tables
+from dpl.bench.unit import Candidate, Cell, SourceData, Unit
 from dpl.runs.online import OnlineResult, evaluate
 
 __all__ = [
-    "BenchContext", "Candidate", "Cell", "ExperimentGrid", "FileLocations", "MeasuredTable", "OnlineResult", "Outcome",
+    "BenchContext", "Candidate", "Cell", "ExperimentGrid", "FileLocations", "OnlineResult", "Outcome",
     "SourceData", "Store", "Unit", "UnitProgress", "cell_rows", "evaluate", "frame", "measured_tables", "read_grid",
     "run_cells", "run_in_processes", "run_unit",
 ]  # fmt: skip

@@ -27,14 +27,12 @@ def causes_of_difference(file: str, row: str) -> dict[str, str]:
     if not found:
         labels = {entry.label for section in sections for entry in section.methods}
         raise SettingError(f"--row {row}: not a row of {file}. {did_you_mean(row, labels)}")
-    causes = next(iter(found.values()))
-    return {cause: _merged({name: facts[cause] for name, facts in found.items()}) for cause in causes}
-
-
-def _merged(values: dict[str, str]) -> str:
-    if len(set(values.values())) == 1:
-        return next(iter(values.values()))
-    return "; ".join(f"{section}: {value}" for section, value in values.items())
+    causes: dict[str, str] = {}
+    for cause in next(iter(found.values())):
+        told = {f"{section}: {facts[cause]}": facts[cause] for section, facts in found.items()}
+        values = set(told.values())
+        causes[cause] = "; ".join(told if len(values) > 1 else values)
+    return causes
 
 
 def _facts(section: Section, entry: MethodEntry) -> dict[str, str]:
@@ -43,27 +41,25 @@ def _facts(section: Section, entry: MethodEntry) -> dict[str, str]:
     settings = resolved_settings(entry.method, {**common, **entry.settings})
     rate: dict[str, Any] = {name: settings[name] for name in ("lr", "optimizer", "steps") if name in settings}
     rate |= {name: f"chosen from {list(values)}" for name, values in searched_settings(section, entry, names).items()}
+    rate = {"batch size": entry.batch_size or section.batch_size, **rate}
     protocol = PROTOCOLS.get(section.protocol, PROTOCOLS["reset_each_shift"])  # the others are leave-one-out and such
+    part = f"{1 - section.holdout:.0%} of the target domain" if section.protocol == LEAVE_ONE_OUT else "all"
+    images = f"those listed in {section.images}" if section.images else part
+    scope = f"scope={settings['scope']!r}" if "scope" in settings else "no training"
+    network = section.network
+    origin = "torchvision" if network.startswith("torchvision/") else "your own code" if ":" in network else "timm"
+    origin = "dpl.backbones" if network in OWN else origin
     return {
-        "weights of timm or torchvision": f"{section.network} of {_origin(section.network)}, file {section.weights}",
-        "normalisation": _normalisation(section.network),
-        "5,000 or 50,000 images": _images(section),
+        "weights of timm or torchvision": f"{network} of {origin}, file {section.weights}",
+        "normalisation": _normalisation(network),
+        "5,000 or 50,000 images": images + (f", at most {section.limit:,} of each domain" if section.limit else ""),
         "error or accuracy": f"online accuracy in percent, mean over seeds {', '.join(map(str, section.seeds))}",
         "reset or continual": f"{section.protocol}: {protocol.summary}",
         "output before or after": f"{settings.get('output', 'before')} the update",
-        "batch size against learning rate": ", ".join(
-            [f"batch size {entry.batch_size or section.batch_size}", *(f"{name} {rate[name]}" for name in rate)]
-        ),
+        "batch size against learning rate": ", ".join(f"{name} {value}" for name, value in rate.items()),
         "order": f"{'class-correlated' if protocol.correlated else 'shuffled'}, generator {section.order}, by the seed",
-        "BN mode": f"norm={settings['norm']!r}, "
-        + (f"scope={settings['scope']!r}" if "scope" in settings else "no training"),
+        "BN mode": f"norm={settings['norm']!r}, {scope}",
     }
-
-
-def _origin(network: str) -> str:
-    if network in OWN:
-        return "dpl.backbones"
-    return "torchvision" if network.startswith("torchvision/") else "your own code" if ":" in network else "timm"
 
 
 @cache
@@ -73,9 +69,3 @@ def _normalisation(name: str) -> str:
         return "none inside the network"
     mean, std = ([round(float(value), 4) for value in values.flatten()] for values in (network.mean, network.std))
     return f"inside the network: mean {mean}, deviation {std}"
-
-
-def _images(section: Section) -> str:
-    part = f"{1 - section.holdout:.0%} of the target domain" if section.protocol == LEAVE_ONE_OUT else "all"
-    chosen = f"those listed in {section.images}" if section.images else part
-    return chosen + (f", at most {section.limit:,} of each domain" if section.limit else "")

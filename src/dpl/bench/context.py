@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from dpl.backbones import create, keep_classes
-from dpl.bench.images import FOLDER, StreamedDomain, check_classes, part_of
-from dpl.bench.unit import SourceData, Unit
+from dpl.bench.images import FOLDER, StreamedDomain, UnitStream, part_of
+from dpl.bench.unit import SourceData, Unit, with_tuples
 from dpl.core.errors import DataError
 from dpl.data import Benchmark, DataWarning, ImageSet, batches, open_benchmark, open_folder
 from dpl.data.folders import shorten
@@ -25,7 +25,7 @@ from dpl.data.transforms import make_transform
 from dpl.model.adaptive import AdaptiveModel, adapt
 from dpl.streams.orders import seeded
 
-__all__ = ["BenchContext", "OpenedDataset", "PreparedModel", "SourceBatches"]
+__all__ = ["BenchContext", "PreparedModel", "SourceBatches"]
 
 _KEPT_OPEN = 16  # a set of 50,000 files keeps 50,000 names in memory
 
@@ -52,8 +52,7 @@ class SourceBatches:
         return -(-len(self.images) // self.batch_size)
 
 
-@dataclass(frozen=True)
-class PreparedModel:
+class PreparedModel(NamedTuple):
     """An adaptive model, how long it took to make, and what source images it was given."""
 
     model: AdaptiveModel
@@ -61,29 +60,17 @@ class PreparedModel:
     source: str
 
 
-class OpenedDataset(NamedTuple):
-    """A data set, and in what it differs from the published one."""
-
-    benchmark: Benchmark
-    notes: tuple[str, ...]
-
-
 @dataclass
 class BenchContext:
     """Where things are on this machine, and what is kept in memory between units."""
 
     data: Path
-    files: Mapping[str, Path]
-    """Weight and list files by the SHA-256 of their content."""
-    cache: Path | None = None
-    """Folder for regenerated corruptions; None: a temporary one."""
-    decoded: Path | None = None
-    """Folder for decoded images; None: they are decoded each time."""
-    workers: int = 0
-    """Threads that read images ahead."""
+    files: Mapping[str, Path]  # weight and list files by the SHA-256 of their content
+    cache: Path | None = None  # folder for regenerated corruptions; None: a temporary one
+    decoded: Path | None = None  # folder for decoded images; None: they are decoded each time
+    workers: int = 0  # threads that read images ahead
     device: str = "cpu"
-    """Where networks run."""
-    _open: dict[str, OpenedDataset] = field(default_factory=dict)
+    _open: dict[str, tuple[Benchmark, tuple[str, ...]]] = field(default_factory=dict)
     _network: tuple[str, nn.Module] | None = None
     _model: tuple[str, PreparedModel] | None = None
     _temporary: TemporaryDirectory[str] | None = None
@@ -97,8 +84,8 @@ class BenchContext:
         folders: dict[str, Any] = {name: path.absolute() for name, path in vars(self).items() if isinstance(path, Path)}
         return replace(self, **folders, files={digest: path.absolute() for digest, path in self.files.items()})
 
-    def open(self, name: str, **options: Any) -> OpenedDataset:
-        """Open a data set; the last few stay open."""
+    def open(self, name: str, **options: Any) -> tuple[Benchmark, tuple[str, ...]]:
+        """Open a data set and say in what it differs from the published one; the last few stay open."""
         key = f"{name} {sorted(options.items())}"
         if key not in self._open:
             while len(self._open) >= _KEPT_OPEN:
@@ -108,7 +95,7 @@ class BenchContext:
                 folders = name == FOLDER
                 benchmark = self._folders(**options) if folders else open_benchmark(name, self.data, **options)
             notes = tuple(str(w.message) for w in caught if issubclass(w.category, DataWarning))
-            self._open[key] = OpenedDataset(benchmark, notes)
+            self._open[key] = benchmark, notes
         return self._open[key]
 
     def _folders(self, domains: Sequence[str]) -> Benchmark:
@@ -128,7 +115,7 @@ class BenchContext:
         options: dict[str, Any] = {} if source.split is None else {"split": source.split}
         if source.dataset == FOLDER:
             options = {"domains": source.domains}
-        return self.open(source.dataset, **options).benchmark
+        return self.open(source.dataset, **options)[0]
 
     def file(self, digest: str) -> Path:
         """Return the file with this content."""
@@ -143,33 +130,30 @@ class BenchContext:
             return Path(self._temporary.name)
         return self.cache
 
-    def prepared(self, unit: Unit, parts: list[StreamedDomain]) -> PreparedModel:
+    def prepared(self, stream: UnitStream) -> PreparedModel:
         """Return the unit's adaptive model at its source state; the last one is kept, since many units share it."""
+        unit, first = stream.unit, stream.parts[0]
         shared = ("dataset", "limit", "part", "holdout", "corrupt", "transform", "network", "weights", "method",
                   "settings", "source", "seed")  # fmt: skip
         key = json.dumps({k: v for k, v in unit.record().items() if k in shared}, sort_keys=True)
         if self._model is None or self._model[0] != key:
             self._model = None  # before the next is made: two may not fit into memory
-            self._model = (key, self._prepare(unit, parts))
+            torch.manual_seed(unit.seed)
+            network = self.source_network(unit, len(first.images.classes))
+            source = None if unit.source is None else self._source(unit, unit.source, first)
+            used = "none" if source is None else f"{len(source.images):,} images of {source.images.name}"
+            start = time.perf_counter()
+            model = adapt(network, unit.method, source=source, **with_tuples(unit.settings))
+            self._model = (key, PreparedModel(model, time.perf_counter() - start, used))
         prepared = self._model[1]
         prepared.model.reset()
         torch.manual_seed(unit.seed)
         return prepared
 
-    def _prepare(self, unit: Unit, parts: list[StreamedDomain]) -> PreparedModel:
-        torch.manual_seed(unit.seed)
-        network = self.source_network(unit, len(parts[0].images.classes))
-        source = None if unit.source is None else self._source(unit, unit.source, parts)
-        settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in unit.settings.items()}
-        start = time.perf_counter()
-        model = adapt(network, unit.method, source=source, **settings)
-        used = "none" if source is None else f"{len(source.images):,} images of {source.images.name}"
-        return PreparedModel(model, time.perf_counter() - start, used)
-
     def source_network(self, unit: Unit, classes: int) -> nn.Module:
         """Return the network with its source weights and the wanted outputs, in the fastest layout of convolutions."""
         options = {option: self.file(digest) for option, digest in unit.files.items()}
-        outputs = self.open(unit.dataset, **options).benchmark.outputs if unit.dataset in IMAGENET_VARIANTS else None
+        outputs = self.open(unit.dataset, **options)[0].outputs if unit.dataset in IMAGENET_VARIANTS else None
         key = f"{unit.network} {unit.weights} {classes} {outputs} {self.device}"
         if self._network is None or self._network[0] != key:
             known = classes if outputs is None else None  # as published
@@ -180,14 +164,14 @@ class BenchContext:
             self._network = (key, network)
         return self._network[1]
 
-    def _source(self, unit: Unit, source: SourceData, parts: list[StreamedDomain]) -> SourceBatches:
+    def _source(self, unit: Unit, source: SourceData, first: StreamedDomain) -> SourceBatches:
         benchmark = self.open_source(source)
         names = list(benchmark.domains)
         sets = []
         for name in source.domains or names:
             whole = benchmark[name]
             if source.part == "rest":
-                positions = np.setdiff1d(np.arange(len(whole)), parts[0].positions)
+                positions = np.setdiff1d(np.arange(len(whole)), first.positions)
             else:
                 positions = part_of(len(whole), source.part, names.index(name), unit.seed, unit.holdout)
             if len(positions) == 0:
@@ -196,7 +180,6 @@ class BenchContext:
                     "another data set as source"
                 )
             sets.append(whole.subset(positions))
-        check_classes(sets, parts[0].images)
         return SourceBatches(
             joined(sets), source.transform or unit.transform, source.batch_size, unit.seed, self.workers, self.device
         )

@@ -9,33 +9,28 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from dpl.bench.context import BenchContext
 from dpl.bench.run import Outcome, run_unit, unit_accuracy
-from dpl.bench.selection import Cell, runnable_units
-from dpl.bench.store import Store
-from dpl.bench.unit import Unit
+from dpl.bench.store import Store, runnable_units
+from dpl.bench.unit import Cell, Unit
 from dpl.core.allocator import keep_freed_memory
 from dpl.core.errors import DplError
-from dpl.core.settings import Checked, setting
 from dpl.runs.online import OnlineResult
 
 __all__ = [
-    "ClusterOptions", "GridRun", "OnProgress", "UnitFailure", "UnitProgress", "prepare_process", "run_cells",
-    "run_in_processes", "try_unit",
+    "Failure", "GridRun", "OnProgress", "UnitProgress", "prepare_process", "run_cells", "run_in_processes", "try_unit",
 ]  # fmt: skip
 
 _PAUSE = 0.5  # seconds between two checks of what other processes do
 
 
-@dataclass(frozen=True)
-class UnitProgress:
+class UnitProgress(NamedTuple):
     """Something that happened to a unit: a batch was predicted, or the unit ended, well or with an error."""
 
     unit: Unit
@@ -46,25 +41,8 @@ class UnitProgress:
     error: str | None = None
 
 
-@dataclass(frozen=True)
-class UnitFailure:
-    """Why a unit could not be run."""
-
-    reason: str
-    details: str
-
-
 OnProgress = Callable[[UnitProgress], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterOptions(Checked):
-    """What a run asks of a cluster."""
-
-    cpus: float = setting(1.0, "cores of a run", low=0.01)
-    gpus: float | None = setting(None, "GPUs of a run, or a fraction; None: the engine's default", low=0)
-    memory_gb: float | None = setting(None, "memory of a run; None: not counted, or the cluster's default", low=0)
-    retries: int = setting(3, "how often a run is retried whose process or node died", low=0)
+Failure = tuple[str, str]  # why a unit could not be run, and the details
 
 
 @dataclass(frozen=True)
@@ -96,21 +74,18 @@ class GridRun:
     def pending(self, cells: Sequence[Cell] | None = None) -> list[Unit]:
         """Return the units that may run now, are not done and have not failed."""
         units = [unit for cell in (self.cells if cells is None else cells) for unit in runnable_units(cell, self.store)]
-        return [unit for unit in units if self._error(unit) is None]
+        return [unit for unit in units if self.store.failure(unit, self.begun) is None]
 
     def failures(self) -> dict[str, str]:
         """Return the reasons of the units that failed, by the unit's key."""
-        units = {unit.key: unit for cell in self.cells for unit in cell.units()}
-        return {key: error for key, unit in units.items() if (error := self._error(unit)) is not None}
-
-    def _error(self, unit: Unit) -> str | None:
-        return self.store.failure(unit, self.begun)
+        units = [unit for cell in self.cells for unit in cell.units()]
+        return {unit.key: error for unit in units if (error := self.store.failure(unit, self.begun)) is not None}
 
     @contextmanager
     def claim(self, unit: Unit) -> Iterator[bool]:
         """Yield whether a unit is to be run here: nobody else has it, and it is still to be done."""
         with self.store.claim(unit) as mine:
-            yield mine and not self.store.done(unit) and self._error(unit) is None
+            yield mine and not self.store.done(unit) and self.store.failure(unit, self.begun) is None
 
     def _run(self, unit: Unit) -> bool:
         """Run one unit unless another process does or did; return whether it was run here."""
@@ -119,12 +94,12 @@ class GridRun:
                 self.keep(unit, try_unit(unit, self.context, self.on_progress))
         return mine
 
-    def keep(self, unit: Unit, outcome: Outcome | UnitFailure) -> None:
+    def keep(self, unit: Unit, outcome: Outcome | Failure) -> None:
         """Store a unit's results, or why there are none, and tell."""
-        if isinstance(outcome, UnitFailure):
-            self.store.note_failure(unit, outcome.reason, outcome.details)
-        else:
+        if isinstance(outcome, Outcome):
             self.store.commit(unit, outcome)
+        else:
+            self.store.note_failure(unit, *outcome)
         self.tell(unit)
 
     def tell(self, unit: Unit) -> bool:
@@ -134,14 +109,14 @@ class GridRun:
             images = sum(record["n"] for record in records)
             seconds = sum(record["seconds_per_image"] * record["n"] for record in records)
             self.on_progress(UnitProgress(unit, images, unit_accuracy(records), seconds, ended=True))
-        elif (error := self._error(unit)) is not None:
+        elif (error := self.store.failure(unit, self.begun)) is not None:
             self.on_progress(UnitProgress(unit, 0, float("nan"), ended=True, error=error))
         else:
             return False
         return True
 
 
-def try_unit(unit: Unit, context: BenchContext, on_progress: OnProgress) -> Outcome | UnitFailure:
+def try_unit(unit: Unit, context: BenchContext, on_progress: OnProgress) -> Outcome | Failure:
     """Run one unit and return what came of it."""
 
     def on_batch(result: OnlineResult) -> None:
@@ -153,7 +128,7 @@ def try_unit(unit: Unit, context: BenchContext, on_progress: OnProgress) -> Outc
         raise
     except Exception as error:  # one broken method must not cost a night's other results
         reason = str(error) if isinstance(error, DplError) else f"{type(error).__name__}: {error}"
-        return UnitFailure(reason, traceback.format_exc())
+        return reason, traceback.format_exc()
 
 
 def run_cells(
@@ -165,19 +140,21 @@ def run_cells(
     return run.failures()
 
 
-def run_in_processes(
-    cells: Sequence[Cell], store: Store, context: BenchContext, workers: int, threads: int, on_progress: OnProgress
-) -> dict[str, str]:
+def run_in_processes(run: GridRun, workers: int, threads: int) -> dict[str, str]:
     """Do as `run_cells` with several processes, each with its own threads; events come from all of them."""
     spawn = multiprocessing.get_context("spawn")
     events: Any = spawn.Queue()
-    run = GridRun(list(cells), store, context, on_progress)
     arguments = (replace(run, on_progress=events.put), threads, events)
     processes = [spawn.Process(target=_worker, args=arguments, daemon=True) for _ in range(workers)]
+    alive = True
     try:
         for process in processes:
             process.start()
-        _listen(processes, events, on_progress)
+        while alive:
+            alive = any(process.is_alive() for process in processes)
+            with suppress(queue.Empty):
+                while True:
+                    run.on_progress(events.get(timeout=_PAUSE if alive else 0))
     finally:
         for process in processes:
             if process.is_alive():
@@ -186,17 +163,6 @@ def run_in_processes(
     if any(process.exitcode for process in processes):
         raise DplError("a worker process ended before its work; what was finished is kept. Run again to resume")
     return run.failures()
-
-
-def _listen(processes: Sequence[BaseProcess], events: Any, on_progress: OnProgress) -> None:
-    while True:
-        alive = any(process.is_alive() for process in processes)
-        try:
-            while True:
-                on_progress(events.get(timeout=_PAUSE if alive else 0))
-        except queue.Empty:
-            if not alive:
-                return
 
 
 def _worker(run: GridRun, threads: int, events: Any) -> None:

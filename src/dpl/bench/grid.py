@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpl.backbones.pretrained import WEIGHTS, is_pretrained_folder
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, FOLDER, known_domains
 from dpl.bench.section import BY_DOMAIN, LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections, within
-from dpl.bench.selection import Candidate, Cell, candidates
-from dpl.bench.unit import SourceData, StreamSettings, Unit, method_kind, resolved_settings
+from dpl.bench.unit import Candidate, Cell, SourceData, StreamSettings, Unit, method_kind, resolved_settings
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.files import file_sha256
 from dpl.data.facts import CORRUPTIONS
@@ -48,8 +47,7 @@ class FileLocations:
         raise DataError(f"{name}: no such file below {self.data} or {self.config}")
 
 
-@dataclass(frozen=True)
-class ExperimentGrid:
+class ExperimentGrid(NamedTuple):
     """A file's experiments, in the order in which its tables list them."""
 
     title: str
@@ -62,22 +60,12 @@ class ExperimentGrid:
         return list({unit.key: unit for cell in self.cells for unit in cell.units()}.values())
 
 
-@dataclass(frozen=True)
-class _Stream:
-    """What all methods of a section meet: domains, the network's source domains, a seed."""
+class _Stream(NamedTuple):
+    """What all methods of a section meet: the target, the only source domain if there is one, the source model."""
 
     target: str
-    seed: int
-    domains: tuple[str, ...]
-    trained_on: tuple[str, ...] = ()
-    severities: tuple[int, ...] = ()
-    source: str | None = None
-    weights: str = ""  # checksum of the network's source weights
-
-    @property
-    def title(self) -> str:
-        """A short name for people."""
-        return f"{f'{self.source}->' if self.source else ''}{self.target} seed {self.seed}"
+    source: str | None
+    unit: Unit
 
 
 def read_grid(
@@ -101,15 +89,16 @@ def section_cells(
     with within(section.name):
         _check_section(section)
         streams = []
-        for stream in (stream for seed in section.seeds for stream in _streams(section, seed)):
+        for stream in _streams(section, locations):
             try:
-                path = _weights(section, stream, locations)
-                streams.append(replace(stream, weights=locations.digest(path)))
+                weights = locations.digest(_weights(section, stream, locations))
+                streams.append(stream._replace(unit=replace(stream.unit, weights=weights)))
             except DataError as error:
                 if lacking is None:
                     raise
-                lacking[stream.title] = error
-        return [_cell(section, entry, stream, locations) for entry in section.methods for stream in streams]
+                pair = f"{stream.source}->{stream.target}" if stream.source else stream.target
+                lacking[f"{pair} seed {stream.unit.seed}"] = error
+        return [_cell(section, entry, stream) for entry in section.methods for stream in streams]
 
 
 def _check_section(section: Section) -> None:
@@ -117,6 +106,8 @@ def _check_section(section: Section) -> None:
     by_domain = section.protocol in BY_DOMAIN
     resets = by_domain or PROTOCOLS[section.protocol].reset == "each"
     conflicts = [
+        (section.holdout in (0, 1),
+         f"holdout={section.holdout}: expected a fraction between 0 and 1, without both ends"),
         (by_domain and section.dataset not in DOMAINS,
          f"protocol {section.protocol}: needs a data set of domains, {section.dataset} is not"),
         (section.dataset == FOLDER and not section.domains,
@@ -143,57 +134,67 @@ def _check_section(section: Section) -> None:
         if is_wrong:
             raise SettingError(message)
     valid = {name for entry in section.methods for name in _setting_names(entry.method)}
-    for name in (*section.settings, *(section.selection or {})):  # one that is for all methods, but that none has
-        if name not in valid:
-            raise SettingError(f"settings: no method here has {name!r}. {did_you_mean(name, valid)}")
+    for name in [name for name in (*section.settings, *(section.selection or {})) if name not in valid]:
+        raise SettingError(f"settings: no method here has {name!r}. {did_you_mean(name, valid)}")
 
 
 def _setting_names(method: str) -> list[str]:
     return [f.name for f in dataclasses.fields(method_kind(method).settings_class)]
 
 
-def _streams(section: Section, seed: int) -> Iterator[_Stream]:
-    """Yield the streams of a section: one for each target, or for each domain if the model is reset at every domain."""
-    if section.protocol in BY_DOMAIN:
-        yield from _domain_streams(section, seed)
-        return
+def _streams(section: Section, locations: FileLocations) -> Iterator[_Stream]:
+    """Yield the streams of a section with each seed, as units of the source model whose weights are still unknown."""
+    shared = {f.name: getattr(section, f.name) for f in dataclasses.fields(StreamSettings)}
+    lists = {name: getattr(section, name) for name in ("images", "classes") if getattr(section, name)}
+    shared["files"] = {name: locations.digest(locations.find(value)) for name, value in lists.items()}
+    streams = _domain_streams if section.protocol in BY_DOMAIN else _shift_streams
+    for seed in section.seeds:
+        for target, source, own in streams(section):
+            yield _Stream(target, source, Unit(**shared, **own, seed=seed, weights="", method="source"))
+
+
+def _domain_streams(section: Section) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
+    """Yield each target with its source, and the fields of its unit."""
+    known, single = DOMAINS[section.dataset], section.protocol == SINGLE_SOURCE
+    sources = choose_domains(section.dataset, section.sources, known) if single else [None]
+    for source, target in product(sources, choose_domains(section.dataset, section.targets, known)):
+        others = (source,) if source else tuple(name for name in known if name != target)
+        if target != source:
+            yield target, source, {"domains": (target,), "trained_on": others, "part": "whole" if single else "inside"}
+
+
+def _shift_streams(section: Section) -> Iterator[tuple[str, None, dict[str, Any]]]:
+    """Yield one stream, or one for each domain if the model is reset at every domain."""
     protocol = PROTOCOLS[section.protocol]
     corrupted = section.corrupt is not None or section.dataset in CORRUPTED
     known = section.domains or () if section.dataset == FOLDER else known_domains(section.dataset, corrupted)
     usual = CORRUPTIONS if corrupted else known
     # one by one, because choose_domains would put them into the order of the known ones
     names = tuple(choose_domains(section.dataset, [name], known)[0] for name in section.domains or usual)
-    severities = section.severities if corrupted else ()
-    if protocol.walk == "gradual":
-        severities = (1, 2, 3, 4, 5)
-    if protocol.reset == "each":
-        for level in severities or (None,):
-            for name in names:
-                yield _Stream(name, seed, (name,), severities=() if level is None else (level,))
-    else:
-        yield _Stream("all", seed, names, severities=severities)
+    severities = (1, 2, 3, 4, 5) if protocol.walk == "gradual" else section.severities if corrupted else ()
+    shared = {"protocol": section.protocol}
+    if protocol.reset != "each":
+        yield "all", None, shared | {"domains": names, "severities": severities}
+        return
+    for level, name in product(severities or (None,), names):
+        yield name, None, shared | {"domains": (name,), "severities": () if level is None else (level,)}
 
 
-def _domain_streams(section: Section, seed: int) -> Iterator[_Stream]:
-    known = DOMAINS[section.dataset]
-    sources = choose_domains(section.dataset, section.sources, known) if section.protocol == SINGLE_SOURCE else [None]
-    for source, target in product(sources, choose_domains(section.dataset, section.targets, known)):
-        others = tuple(name for name in known if name != target) if source is None else (source,)
-        if target != source:
-            yield _Stream(target, seed, (target,), others, source=source)
-
-
-def _cell(section: Section, entry: MethodEntry, stream: _Stream, locations: FileLocations) -> Cell:
+def _cell(section: Section, entry: MethodEntry, stream: _Stream) -> Cell:
     names = _setting_names(entry.method)
     common = {name: value for name, value in section.settings.items() if name in names}
-    choices = candidates(searched_settings(section, entry, names))
+    fixed = {"seed": stream.unit.seed, **common, **entry.settings}
+    unit = replace(stream.unit, method=entry.method, batch_size=entry.batch_size or section.batch_size)
+    unit = replace(unit, source=_source(section, entry, unit))
+    grid = searched_settings(section, entry, names)
+    choices = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]  # the last varies fastest
     built = []
     for values in choices:
-        target = _unit(section, entry, stream, {"seed": stream.seed, **common, **entry.settings, **values}, locations)
+        target = replace(unit, settings=resolved_settings(entry.method, {**fixed, **values}))
         held_out = replace(target, part="outside", protocol="reset_each_shift")
-        judges = [replace(held_out, domains=(domain,)) for domain in stream.trained_on] if len(choices) > 1 else []
+        judges = [replace(held_out, domains=(domain,)) for domain in unit.trained_on] if len(choices) > 1 else []
         built.append(Candidate(values, target, tuple(judges)))
-    return Cell(section.name, entry.label, stream.seed, tuple(built), stream.source, section.oracle and len(built) > 1)
+    return Cell(section.name, entry.label, unit.seed, tuple(built), stream.source, section.oracle and len(built) > 1)
 
 
 def searched_settings(section: Section, entry: MethodEntry, names: list[str]) -> dict[str, tuple[Any, ...]]:
@@ -205,63 +206,36 @@ def searched_settings(section: Section, entry: MethodEntry, names: list[str]) ->
     return {k: v for k, v in section.selection.items() if k in names and k not in entry.settings}
 
 
-_SHARED = [f.name for f in dataclasses.fields(StreamSettings)]
-_OF_STREAM = ("domains", "severities", "seed", "weights", "trained_on")
-
-
-def _unit(
-    section: Section, entry: MethodEntry, stream: _Stream, settings: dict[str, Any], locations: FileLocations
-) -> Unit:
-    files = {name: getattr(section, name) for name in ("images", "classes") if getattr(section, name)}
-    return Unit(
-        **{name: getattr(section, name) for name in _SHARED} | {"batch_size": entry.batch_size or section.batch_size},
-        **{name: getattr(stream, name) for name in _OF_STREAM},
-        part="inside" if section.protocol == LEAVE_ONE_OUT else "whole",
-        files={name: locations.digest(locations.find(value)) for name, value in files.items()},
-        protocol="reset_each_shift" if section.protocol in BY_DOMAIN else section.protocol,
-        method=entry.method,
-        settings=resolved_settings(entry.method, settings),
-        source=_source(section, entry, stream),
-    )
-
-
 def _weights(section: Section, stream: _Stream, locations: FileLocations) -> Path:
     """Return the path of the source weights; weights that `dpl train` made must fit the experiment."""
     words = {
         "weights": locations.weights, "data": locations.data, "dataset": section.dataset, "network": section.network,
-        "target": stream.target, "source": stream.source or "", "seed": stream.seed,
+        "target": stream.target, "source": stream.source or "", "seed": stream.unit.seed,
     }  # fmt: skip
     for _, name, _, _ in string.Formatter().parse(section.weights):
         if name is not None and name not in words:
             raise SettingError(f"weights: unknown word {{{name}}}. {did_you_mean(name, words)}")
     path = Path(section.weights.format_map(words))
     if not path.is_file():
-        raise DataError(f"no source weights at {path}; {_where_weights_are(path, locations.weights)}")
-    if stream.trained_on:
+        advice = "`dpl train` makes them, --weights names their folder"
+        for folder in filter(is_pretrained_folder, (path, locations.weights)):
+            advice = f"{folder} is a model of transformers: write `network: {folder}` and `weights: {folder / WEIGHTS}`"
+        raise DataError(f"no source weights at {path}; {advice}")
+    if stream.unit.trained_on and (path.parent / "train.json").is_file():
         _check_training(path, section, stream)
     return path
 
 
-def _where_weights_are(*folders: Path) -> str:
-    """Say what to do about weights that are missing; a model of transformers is the usual mistake."""
-    for folder in filter(is_pretrained_folder, folders):
-        return f"{folder} is a model of transformers: write `network: {folder}` and `weights: {folder / WEIGHTS}`"
-    return "`dpl train` makes them, --weights names their folder"
-
-
 def _check_training(weights: Path, section: Section, stream: _Stream) -> None:
-    """Compare with the `train.json` that `dpl train` leaves beside its weights; weights from elsewhere pass.
+    """Compare with the `train.json` that `dpl train` leaves beside its weights.
 
     A model trained on the target, or whose held-out images were others, would give figures that are worth nothing.
     """
-    path = weights.parent / "train.json"
-    if not path.is_file():
-        return
-    target = stream.target if section.protocol == LEAVE_ONE_OUT else None
-    wanted: dict[str, Any] = {"network": section.network, "dataset": section.dataset, "target": target}
-    wanted["source"] = stream.source
-    if section.protocol == LEAVE_ONE_OUT or section.selection:  # held-out or training images are used by the split
-        wanted["trial_seed"] = stream.seed
+    path, leave_one_out = weights.parent / "train.json", section.protocol == LEAVE_ONE_OUT
+    wanted: dict[str, Any] = {"network": section.network, "dataset": section.dataset}
+    wanted |= {"target": stream.target if leave_one_out else None, "source": stream.source}
+    if leave_one_out or section.selection:  # held-out or training images are used by the split
+        wanted["trial_seed"] = stream.unit.seed
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
         found = {key: settings[key] for key in wanted}
@@ -275,17 +249,17 @@ def _check_training(weights: Path, section: Section, stream: _Stream) -> None:
             )
 
 
-def _source(section: Section, entry: MethodEntry, stream: _Stream) -> SourceData | None:
+def _source(section: Section, entry: MethodEntry, unit: Unit) -> SourceData | None:
     """Return which source images a method sees, None for those that need none."""
     if method_kind(entry.method).info.source == "never":
         return None
-    values: dict[str, Any] = {"dataset": section.dataset, "batch_size": entry.batch_size or section.batch_size}
+    values: dict[str, Any] = {"dataset": section.dataset, "batch_size": unit.batch_size}
     if section.source == "rest":
         values["part"] = "rest"
     elif isinstance(section.source, Mapping):
         values |= section.source
     elif section.protocol in BY_DOMAIN:
-        values |= {"domains": stream.trained_on, "part": "inside" if section.protocol == LEAVE_ONE_OUT else "whole"}
+        values |= {"domains": unit.trained_on, "part": unit.part}
     else:
         raise SettingError(
             f"{entry.label} needs source images: add source: {{dataset: ..., split: train}}, or source: rest for clean "

@@ -2,58 +2,41 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
-from dpl.bench.changing import with_changing_corruptions
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch, ImageSet, batches, unchanged
+from dpl.data.corruptions import CorruptionPair, changing_corruptions, corrupt_pair
 from dpl.data.corruptions.regenerate import corrupted_pixels, regenerated
 from dpl.data.facts import CORRUPTIONS, DOMAIN_FOLDERS, DOMAINNET126_COUNTS, EXTRA_CORRUPTIONS
 from dpl.data.imagenet_variants import IMAGENET_VARIANTS
-from dpl.data.sets import NO_LABEL, Indices, joined
-from dpl.data.transforms import make_transform
+from dpl.data.sets import NO_LABEL, Indices, Source, joined, normalise_name
+from dpl.data.transforms import Transform, make_transform
 from dpl.streams import Domain, Segment, domainbed_split, plan
 
 if TYPE_CHECKING:
     from dpl.bench.context import BenchContext
 
 __all__ = [
-    "CLEAN", "CORRUPTED", "DOMAINS", "FOLDER", "Streamed", "StreamedDomain", "check_classes", "check_data",
-    "check_networks", "known_domains", "open_outliers", "open_parts", "part_of", "segment_batches", "segments",
-    "streamed_image",
+    "CLEAN", "CORRUPTED", "DOMAINS", "FOLDER", "StreamedDomain", "UnitStream", "check_data", "check_networks",
+    "known_domains", "part_of", "streamed_image",
 ]  # fmt: skip
 
 # Data sets by what their domains are.
-DOMAINS = {
-    "pacs": tuple(DOMAIN_FOLDERS["pacs"].counts),
-    "vlcs": tuple(DOMAIN_FOLDERS["vlcs"].counts),
-    "office_home": tuple(DOMAIN_FOLDERS["officehome"].counts),
-    "terra_incognita": tuple(DOMAIN_FOLDERS["terraincognita"].counts),
-    "domainnet126": tuple(DOMAINNET126_COUNTS),
-}
+_FOLDERS = ("pacs", "vlcs", "office_home", "terra_incognita")
+DOMAINS = {name: tuple(DOMAIN_FOLDERS[normalise_name(name)].counts) for name in _FOLDERS}
+DOMAINS["domainnet126"] = tuple(DOMAINNET126_COUNTS)
 FOLDER = "folder"  # images in class folders; its domains are paths below the data folder
 CORRUPTED = ("cifar10_c", "cifar100_c", "imagenet_c")
-CLEAN = {"cifar10": "test", "cifar100": "test", "imagenet": "val"} | dict.fromkeys(
-    ("cifar10_1", *IMAGENET_VARIANTS), "test"
-)
-
-
-@dataclass(frozen=True)
-class StreamedDomain:
-    """One domain as it is streamed: its images, and their positions in the whole domain."""
-
-    domain: Domain
-    images: ImageSet
-    positions: Indices
-    whole: int
-    notes: tuple[str, ...] = ()
-    """In what the data set differs from the published one."""
+CLEAN = {"imagenet": "val"} | dict.fromkeys(("cifar10", "cifar100", "cifar10_1", *IMAGENET_VARIANTS), "test")
 
 
 def known_domains(dataset: str, corrupted: bool) -> tuple[str, ...]:
@@ -71,43 +54,125 @@ def _shifts(unit: Unit) -> list[tuple[str, int | None]]:
     return [(name, level) for level in levels for name in unit.domains]
 
 
-def open_parts(unit: Unit, context: "BenchContext") -> list[StreamedDomain]:
-    """Open every domain of a unit, at every severity, restricted to the images that are streamed."""
-    return [_open(unit, context, name, severity) for name, severity in _shifts(unit)]
+class StreamedDomain(NamedTuple):
+    """One domain as it is streamed: its images, and their positions in the whole domain."""
+
+    domain: Domain
+    images: ImageSet
+    positions: Indices
+    whole: int
+    notes: tuple[str, ...] = ()  # in what the data set differs from the published one
 
 
-def _open(unit: Unit, context: "BenchContext", name: str, severity: int | None) -> StreamedDomain:
-    image_set, index, notes = _domain(unit, context, name, severity)
-    if not image_set.labelled:
-        raise DataError(f"{image_set.name}: some of its images have no label; accuracy needs one for each")
-    positions = _first(part_of(len(image_set), unit.part, index, unit.seed, unit.holdout), unit.limit)
-    chosen = _chosen(unit, context, image_set, positions, name, severity)
-    return StreamedDomain(Domain(name, chosen.labels, severity), chosen, positions, len(image_set), notes)
+class UnitStream:
+    """What a unit streams: each domain at each severity, at the end its outliers, and their order of arrival."""
+
+    def __init__(self, unit: Unit, context: "BenchContext") -> None:
+        self.unit, self.context = unit, context
+        self.parts = [self._open(name, severity) for name, severity in _shifts(unit)]
+        if unit.outliers is not None:
+            self.parts.append(self._outliers(unit.outliers, self.parts[0]))
+
+    def _open(self, name: str, severity: int | None) -> StreamedDomain:
+        """Open a domain at a severity, restricted to the images that are streamed."""
+        unit = self.unit
+        whole, index, notes = _domain(unit, self.context, name, severity)
+        if not whole.labelled:
+            raise DataError(f"{whole.name}: some of its images have no label; accuracy needs one for each")
+        positions = _first(part_of(len(whole), unit.part, index, unit.seed, unit.holdout), unit.limit)
+        images = self._corrupted(whole, positions, name, severity)
+        return StreamedDomain(Domain(name, images.labels, severity), images, positions, len(whole), notes)
+
+    def _outliers(self, source: str, first: StreamedDomain) -> StreamedDomain:
+        """Return images of no known class: of another data set, corrupted as the stream is, or uniform noise."""
+        count = max(1, round(self.unit.outlier_ratio * len(first.images)))
+        if source == "noise":
+            width, height = first.images.load(0).size
+            random = np.random.default_rng(self.unit.seed)
+            pixels = random.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
+            whole, severity = ImageSet.from_array("noise", pixels, np.zeros(count, dtype=np.int64), ["noise"]), None
+        else:
+            benchmark, _ = self.context.open(source)
+            whole, severity = joined([*benchmark.domains.values()]), first.domain.severity
+        positions = _first(np.arange(len(whole)), count)
+        images = self._corrupted(whole, positions, first.domain.name, severity)
+        images = replace(images, classes=first.images.classes, labels=np.full(len(images), NO_LABEL))
+        return StreamedDomain(Domain("outliers", images.labels), images, positions, len(whole))
+
+    def _corrupted(self, whole: ImageSet, positions: Indices, name: str, severity: int | None) -> ImageSet:
+        """Return the images at these positions, corrupted where the unit says so; changing corruptions come later."""
+        unit = self.unit
+        if unit.corrupt is None or severity is None or unit.changing is not None:
+            return whole.subset(positions)
+        transform, cache = make_transform(unit.transform), self.context.cache_folder()
+        return regenerated(whole, positions, transform, name, severity, seed=unit.corrupt, cache=cache)
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """The order in which the unit meets the images of its parts."""
+        unit, domains = self.unit, [part.domain for part in self.parts]
+        return plan(
+            unit.protocol, domains[: len(_shifts(unit))], seed=unit.seed, order=unit.order, delta=unit.delta,
+            visits=unit.visits, imbalance=unit.imbalance, outliers=None if unit.outliers is None else domains[-1],
+        )  # fmt: skip
+
+    def images_of(self, segment: Segment) -> tuple[ImageSet, Indices]:
+        """Return the images of all parts that a segment takes from, joined, and their rows in order of arrival."""
+        numbers = sorted(set(segment.indices[:, 0].tolist()))
+        chosen = joined([self.parts[number].images for number in numbers])
+        offsets = np.zeros(len(self.parts), dtype=np.int64)
+        offsets[numbers] = np.cumsum([0, *(len(self.parts[number].images) for number in numbers[:-1])])
+        rows = offsets[segment.indices[:, 0]] + segment.indices[:, 1]
+        if self.unit.changing is not None:
+            chosen = replace(chosen, source=_Changing.of(chosen.source, rows, self.unit, self.unit.changing))
+        return chosen, rows
+
+    def batches(self, segment: Segment) -> Iterator[Batch]:
+        """Yield a segment's images in order of arrival; `indices` are rows of the joined images."""
+        unit, context = self.unit, self.context
+        chosen, rows = self.images_of(segment)
+        transform = unchanged() if unit.corrupt is not None else make_transform(unit.transform)
+        return batches(chosen, rows, transform, unit.batch_size, workers=context.workers, cache=context.decoded)
 
 
-def _chosen(
-    unit: Unit, context: "BenchContext", image_set: ImageSet, positions: Indices, name: str, severity: int | None
-) -> ImageSet:
-    """Return the images at these positions, corrupted where the unit says so; changing corruptions come later."""
-    if unit.corrupt is None or severity is None or unit.changing is not None:
-        return image_set.subset(positions)
-    transform = make_transform(unit.transform)
-    return regenerated(image_set, positions, transform, name, severity, seed=unit.corrupt, cache=context.cache_folder())
+@dataclass(frozen=True, eq=False)
+class _Changing:
+    """Two corruptions act on each image, as it is loaded, and change with its place in the stream."""
 
+    clean: Source
+    places: Indices  # of each image in the stream
+    pairs: tuple[CorruptionPair, ...]
+    every: int
+    transform: Transform
+    seed: int  # of the noise; that of the order of corruptions is the unit's
 
-def open_outliers(unit: Unit, context: "BenchContext", first: StreamedDomain) -> StreamedDomain | None:
-    """Open the images of no known class that the unit mixes into its stream, as many as it asks for."""
-    if unit.outliers is None:
-        return None
-    count = max(1, round(unit.outlier_ratio * len(first.images)))
-    is_noise = unit.outliers == "noise"
-    whole = _noise(count, first, unit.seed) if is_noise else joined([*context.open(unit.outliers)[0].domains.values()])
-    positions = _first(np.arange(len(whole)), count)
-    severity = None if is_noise else first.domain.severity
-    chosen = _chosen(unit, context, whole, positions, first.domain.name, severity)
-    unknown = np.full(len(chosen), NO_LABEL)
-    chosen = replace(chosen, classes=first.images.classes, labels=unknown)
-    return StreamedDomain(Domain("outliers", unknown), chosen, positions, len(whole))
+    @classmethod
+    def of(cls, clean: Source, rows: Indices, unit: Unit, every: int) -> "_Changing":
+        """Return clean images as they look if they arrive in the order `rows`; the corruptions change after `every`."""
+        places = np.zeros(len(clean), dtype=np.int64)
+        places[rows] = np.arange(len(rows))
+        walk = changing_corruptions(unit.domains, severity=float(unit.severities[0]), seed=unit.seed)
+        pairs = tuple(islice(walk, -(-len(rows) // every)))
+        return cls(clean, places, pairs, every, make_transform(unit.transform), unit.corrupt or 0)
+
+    def __len__(self) -> int:
+        return len(self.clean)
+
+    def load(self, index: int) -> Image.Image:
+        place = int(self.places[index])
+        pixels = self.transform.pixels(self.clean.load(index))[None]
+        return Image.fromarray(corrupt_pair(pixels, self.pairs[place // self.every], seed=self.seed, start=place)[0])
+
+    def location(self, index: int) -> str:
+        return self.clean.location(index)
+
+    def subset(self, indices: Indices) -> "_Changing":
+        return replace(self, clean=self.clean.subset(indices), places=self.places[indices])
+
+    def identity(self) -> Iterator[bytes]:
+        yield repr((self.pairs, self.every, self.transform, self.seed)).encode()
+        yield self.places.tobytes()
+        yield from self.clean.identity()
 
 
 def _domain(
@@ -124,38 +189,22 @@ def _domain(
     return image_set, list(benchmark.domains).index(name) if unit.dataset in DOMAINS else 0, notes
 
 
-def _noise(count: int, like: StreamedDomain, seed: int) -> ImageSet:
-    """Return images of uniform noise, of the size of the stream's first image."""
-    width, height = like.images.load(0).size
-    pixels = np.random.default_rng(seed).integers(0, 256, (count, height, width, 3), dtype=np.uint8)
-    return ImageSet.from_array("noise", pixels, np.zeros(count, dtype=np.int64), ["noise"])
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """One image of a stream, seen again."""
-
-    image: Image.Image
-    name: str
-    label: int
-    classes: tuple[str, ...]
-
-
-def streamed_image(unit: Unit, context: "BenchContext", domain: int, sample: int) -> Streamed:
-    """Return an image by the numbers under which a unit's predictions know it, corrupted as it was, not resized."""
+def streamed_image(unit: Unit, context: "BenchContext", domain: int, sample: int) -> tuple[Image.Image, str, int]:
+    """Return an image that a unit's predictions know by these numbers, not resized, with its name and its label."""
     name, severity = _shifts(unit)[domain]
     whole, _, _ = _domain(unit, context, name, severity)
     if not 0 <= sample < len(whole):
         raise DataError(f"{whole.name}: {len(whole):,} images, the run saw number {sample:,}: another data set")
-    image = whole.load(sample)
     if unit.changing is not None:
-        parts = open_parts(unit, context)
-        (segment,) = segments(unit, parts)
-        image = _images_of(segment, parts, unit)[0].load(int(np.flatnonzero(parts[0].positions == sample)[0]))
+        stream = UnitStream(unit, context)
+        changed, _ = stream.images_of(stream.segments[0])
+        image = changed.load(int(np.flatnonzero(stream.parts[0].positions == sample)[0]))
     elif unit.corrupt is not None and severity is not None:
         transform = make_transform(unit.transform)
         image = Image.fromarray(corrupted_pixels(whole, sample, sample, transform, name, severity, unit.corrupt))
-    return Streamed(image, whole.location(sample), int(whole.labels[sample]), whole.classes)
+    else:
+        image = whole.load(sample)
+    return image, whole.location(sample), int(whole.labels[sample])
 
 
 def part_of(size: int, part: str, index: int, seed: int, holdout: float) -> Indices:
@@ -177,35 +226,6 @@ def _first(positions: Indices, limit: int | None) -> Indices:
     return positions[np.sort(drawn)]
 
 
-def segments(unit: Unit, parts: Sequence[StreamedDomain], outliers: StreamedDomain | None = None) -> list[Segment]:
-    """Return the order in which a unit meets the images of its parts."""
-    return plan(
-        unit.protocol, [part.domain for part in parts], seed=unit.seed, order=unit.order, delta=unit.delta,
-        visits=unit.visits, imbalance=unit.imbalance, outliers=None if outliers is None else outliers.domain,
-    )  # fmt: skip
-
-
-def segment_batches(
-    segment: Segment, parts: Sequence[StreamedDomain], unit: Unit, context: "BenchContext"
-) -> Iterator[Batch]:
-    """Yield a segment's images in order of arrival; `indices` are rows of the set that `joined` makes of the parts."""
-    chosen, rows = _images_of(segment, parts, unit)
-    transform = unchanged() if unit.corrupt is not None else make_transform(unit.transform)
-    return batches(chosen, rows, transform, unit.batch_size, workers=context.workers, cache=context.decoded)
-
-
-def _images_of(segment: Segment, parts: Sequence[StreamedDomain], unit: Unit) -> tuple[ImageSet, Indices]:
-    """Return the images of all parts that a segment takes from, and their rows in order of arrival."""
-    numbers = sorted(set(segment.indices[:, 0].tolist()))
-    chosen = joined([parts[number].images for number in numbers])
-    offsets = np.zeros(len(parts), dtype=np.int64)
-    offsets[numbers] = np.cumsum([0, *(len(parts[number].images) for number in numbers[:-1])])
-    rows = offsets[segment.indices[:, 0]] + segment.indices[:, 1]
-    if unit.changing is not None:
-        chosen = with_changing_corruptions(chosen, rows, unit, unit.changing)
-    return chosen, rows
-
-
 def check_data(units: Iterable[Unit], context: "BenchContext") -> list[str]:
     """Open all that the units stream, without reading images, so that a wrong folder is reported before the first run.
 
@@ -216,8 +236,12 @@ def check_data(units: Iterable[Unit], context: "BenchContext") -> list[str]:
     for unit, (name, severity) in streamed.values():
         image_set, _, found = _domain(unit, context, name, severity)
         notes |= dict.fromkeys(found)
-        if unit.source is not None:
-            check_classes(context.open_source(unit.source).domains.values(), image_set)
+        for source in context.open_source(unit.source).domains.values() if unit.source is not None else ():
+            if len(source.classes) != len(image_set.classes):
+                raise DataError(
+                    f"source: {source.name} has {len(source.classes)} classes, {image_set.name} has "
+                    f"{len(image_set.classes)}; source images need the classes of the network"
+                )
     return list(notes)
 
 
@@ -225,25 +249,11 @@ def check_networks(units: Iterable[Unit], context: "BenchContext") -> None:
     """Build every network with its weights once, so that one that does not fit is reported before the first run."""
     for unit in {(u.network, u.weights, u.dataset, *u.files.items(), u.domains[0]): u for u in units}.values():
         image_set, _, _ = _domain(unit, context, *_shifts(unit)[0])
-        _check_class_order(unit.network, image_set)
-        context.source_network(unit, len(image_set.classes))
-
-
-def _check_class_order(network: str, images: ImageSet) -> None:
-    """Refuse a model of transformers that has the data's classes in another order: its labels would be wrong."""
-    names = pretrained_record(Path(network)).get("classes", []) if is_pretrained_folder(network) else []
-    if names != list(images.classes) and sorted(names) == sorted(images.classes):
-        raise DataError(
-            f"network: {network} numbers the classes as {names[0]}, {names[1]} ..., {images.name} as "
-            f"{images.classes[0]}, {images.classes[1]} ...; `dpl adapt` follows the network's order"
-        )
-
-
-def check_classes(sets: Iterable[ImageSet], streamed: ImageSet) -> None:
-    """Refuse source images of another number of classes than the stream's."""
-    for image_set in sets:
-        if len(image_set.classes) != len(streamed.classes):
+        network, classes = unit.network, image_set.classes
+        names = pretrained_record(Path(network)).get("classes", []) if is_pretrained_folder(network) else []
+        if names != list(classes) and sorted(names) == sorted(classes):  # its labels would be wrong
             raise DataError(
-                f"source: {image_set.name} has {len(image_set.classes)} classes, {streamed.name} has "
-                f"{len(streamed.classes)}; source images need the classes of the network"
+                f"network: {network} numbers the classes as {names[0]}, {names[1]} ..., {image_set.name} as "
+                f"{classes[0]}, {classes[1]} ...; `dpl adapt` follows the network's order"
             )
+        context.source_network(unit, len(classes))

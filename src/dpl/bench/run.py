@@ -2,8 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpl.bench.context import BenchContext, PreparedModel
-from dpl.bench.images import StreamedDomain, open_outliers, open_parts, segment_batches, segments
+from dpl.bench.images import UnitStream
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
-from dpl.data import Batch
 from dpl.runs.costs import Pace, environment, forget_peak, peak_memory
 from dpl.runs.online import OnlineResult, evaluate
 from dpl.streams import Segment
@@ -26,8 +24,7 @@ OnBatch = Callable[[OnlineResult], None]
 _REASONS = 8  # kept of those for which batches brought no update
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """One record for each segment, and for each image what was predicted, in stream order."""
 
     records: list[Record]
@@ -39,85 +36,66 @@ def unit_accuracy(records: Sequence[Record]) -> float:
     return sum(float(record["accuracy"]) for record in records) / len(records)
 
 
-@dataclass
-class _Reader:
-    """Hands a stream's batches to the model and remembers which images they were."""
-
-    batches: Iterator[Batch]
-    rows: list[int] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in self.batches:
-            self.failed += batch.failed
-            self.rows += batch.indices.tolist()
-            if len(batch):
-                yield batch.images.contiguous(memory_format=torch.channels_last), batch.labels
-
-
 def run_unit(unit: Unit, context: BenchContext, on_batch: OnBatch = lambda result: None) -> Outcome:
     """Run a unit from the source model on; the same unit on the same data gives the same figures."""
-    parts = open_parts(unit, context)
-    outliers = open_outliers(unit, context, parts[0])
-    order = segments(unit, parts, outliers)
-    prepared = context.prepared(unit, parts)
-    parts += [] if outliers is None else [outliers]
-    shared = _shared(unit, parts, prepared)
+    stream = UnitStream(unit, context)
+    segments, prepared = stream.segments, context.prepared(stream)
+    shared = _shared(stream, prepared)
     records: list[Record] = []
     columns: list[dict[str, NDArray[Any]]] = []
-    for number, segment in enumerate(order):
+    for segment in segments:
         if segment.reset_before:
             prepared.model.reset()
         forget_peak()
-        reader = _Reader(segment_batches(segment, parts, unit, context))
+        rows: list[int] = []
+        failed: list[str] = []
         pace = None if unit.stream_speed is None else Pace(unit.stream_speed)
-        result = evaluate(prepared.model, reader, on_batch, pace)
+        result = evaluate(prepared.model, _read(stream, segment, rows, failed), on_batch, pace)
         if not result.labels:
-            raise DataError(f"{segment.name}: not one image could be read; the first: {': '.join(reader.failed[0])}")
-        column = _predictions(number, segment, parts, reader, result)
-        columns.append(column)
-        records.append(_segment_record(segment, parts, reader, result, column) | shared)
+            raise DataError(f"{segment.name}: not one image could be read; the first: {failed[0]}")
+        columns.append(_predictions(stream, segment, len(columns), rows, result))
+        records.append(_segment_record(stream, segment, result, columns[-1]["domain"], failed) | shared)
     return Outcome(records, {name: np.concatenate([c[name] for c in columns]) for name in columns[0]})
 
 
-def _predictions(
-    number: int, segment: Segment, parts: Sequence[StreamedDomain], reader: _Reader, result: OnlineResult
-) -> dict[str, NDArray[Any]]:
-    """Return what is kept of each image of a known class: two bytes for a class, two for a probability.
+def _read(stream: UnitStream, segment: Segment, rows: list[int], failed: list[str]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a segment's images and labels; note the rows of those that were read, and which could not be."""
+    for batch in stream.batches(segment):
+        failed += map(": ".join, batch.failed)
+        rows += batch.indices.tolist()
+        if len(batch):
+            yield batch.images.contiguous(memory_format=torch.channels_last), batch.labels
 
-    That of the true class is kept as its logarithm, so that the smallest ones still differ.
-    """
+
+def _predictions(
+    stream: UnitStream, segment: Segment, number: int, rows: list[int], result: OnlineResult
+) -> dict[str, NDArray[Any]]:
+    """Return what is kept of each image of a known class: two bytes for a class, two for a probability."""
     members = sorted(set(segment.indices[:, 0].tolist()))
-    starts = np.cumsum([0, *(len(parts[member].images) for member in members)])
-    rows = np.asarray(reader.rows, dtype=np.int64)
-    place = np.searchsorted(starts, rows, side="right") - 1
-    samples = np.concatenate([parts[member].positions for member in members])[rows]
+    positions = [stream.parts[member].positions for member in members]
+    place = np.searchsorted(np.cumsum([0, *map(len, positions)]), rows, side="right") - 1
     columns: dict[str, NDArray[Any]] = {
         "segment": np.full(len(rows), number, dtype=np.uint16),
         "domain": np.asarray(members, dtype=np.uint16)[place],
-        "sample": samples.astype(np.int32),
+        "sample": np.concatenate(positions)[rows].astype(np.int32),
         "label": np.asarray(result.labels).astype(np.uint16),
         "prediction": np.asarray(result.predictions, dtype=np.uint16),
         "confidence": np.asarray(result.confidences, dtype=np.float16),
-        "log_likelihood": np.asarray(result.log_likelihoods, dtype=np.float16),
+        "log_likelihood": np.asarray(result.log_likelihoods, dtype=np.float16),  # its smallest values still differ
     }
     return {name: column[result.known] for name, column in columns.items()}
 
 
 def _segment_record(
-    segment: Segment,
-    parts: Sequence[StreamedDomain],
-    reader: _Reader,
-    result: OnlineResult,
-    column: dict[str, NDArray[Any]],
+    stream: UnitStream, segment: Segment, result: OnlineResult, domains: NDArray[Any], failed: list[str]
 ) -> Record:
-    classes = len(parts[0].images.classes)
+    classes = len(stream.parts[0].images.classes)
     known = result.known
     labels, correct = np.asarray(result.labels)[known], result.correct[known]
     counts, hits = (np.bincount(some, minlength=classes).tolist() for some in (labels, labels[correct]))
     by_domain = {
-        parts[member].domain.title: 100.0 * float(correct[column["domain"] == member].mean())
-        for member in np.unique(column["domain"]).tolist()
+        stream.parts[number].domain.title: 100.0 * float(correct[domains == number].mean())
+        for number in np.unique(domains).tolist()
     }
     return {
         "segment": segment.name,
@@ -136,8 +114,8 @@ def _segment_record(
         "updates": result.updates,
         "skipped": result.batches - result.updates,
         "skipped_because": dict(result.reasons.most_common(_REASONS)),
-        "unreadable": len(reader.failed),
-        "unreadable_first": [": ".join(entry) for entry in reader.failed[:3]],
+        "unreadable": len(failed),
+        "unreadable_first": failed[:3],
         "seconds_per_image": result.seconds / len(known),
         "gflops_per_image": result.work.gflops_per_image,
         "peak_bytes": peak_memory(),
@@ -153,13 +131,12 @@ def _outlier_auroc(confidences: NDArray[np.float64], known: NDArray[np.bool_]) -
     return 100.0 * float((below + not_above).mean()) / (2 * len(outside))
 
 
-def _shared(unit: Unit, parts: Sequence[StreamedDomain], prepared: PreparedModel) -> Record:
-    """Return what all segments of a unit have in common."""
-    model, names = prepared.model, prepared.model.trainable
+def _shared(stream: UnitStream, prepared: PreparedModel) -> Record:
+    model, names, parts = prepared.model, prepared.model.trainable, stream.parts
     return {
-        "unit": unit.key,
+        "unit": stream.unit.key,
         "classes": list(parts[0].images.classes),
-        "regenerated": unit.corrupt is not None,
+        "regenerated": stream.unit.corrupt is not None,
         "output": getattr(model.settings, "output", "before"),
         "norm": model.settings.norm,
         "trainable_tensors": len(names),

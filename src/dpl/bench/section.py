@@ -5,18 +5,18 @@ What a file says can also be given as a mapping with the same keys.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
 import dpl
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, FOLDER
-from dpl.bench.selection import PAPER_GRID
 from dpl.bench.unit import SourceData, StreamSettings
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.settings import Checked, setting
@@ -25,20 +25,18 @@ from dpl.data.transforms import make_transform
 from dpl.streams import PROTOCOLS
 
 __all__ = [
-    "BY_DOMAIN", "LEAVE_ONE_OUT", "SHIPPED", "SINGLE_SOURCE", "MethodEntry", "Section", "load_file", "read_sections",
-    "shipped_or", "within",
+    "BY_DOMAIN", "LEAVE_ONE_OUT", "PAPER_GRID", "SHIPPED", "SINGLE_SOURCE", "MethodEntry", "Section", "load_file",
+    "read_sections", "shipped_or", "within",
 ]  # fmt: skip
 
-SHIPPED = Path(dpl.__file__).parent / "configs"
-"""The experiment files of the package."""
-
+SHIPPED = Path(dpl.__file__).parent / "configs"  # the experiment files of the package
 BY_DOMAIN = LEAVE_ONE_OUT, SINGLE_SOURCE = "leave_one_domain_out", "single_source"
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
-SettingGrid = Mapping[str, tuple[Any, ...]]
-"""Settings with the values to choose from."""
-Reader = Callable[[str, Any], Any]
-"""Takes a key and what a file says, and returns the value of the field."""
+SettingGrid = Mapping[str, tuple[Any, ...]]  # settings with the values to choose from
+PAPER_GRID: SettingGrid = {"lr": (5e-6, 5e-5, 5e-4), "steps": (1, 2)}
+Reader = Callable[[str, Any], Any]  # takes a key and what a file says, and returns the value of the field
+C = TypeVar("C", bound=Checked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +71,6 @@ class Section(StreamSettings, Checked):
     selection: SettingGrid | None = setting(None, "settings to choose on the source domains; true: the paper's")
     oracle: bool = setting(False, "also report the settings that are best on the target")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.holdout in (0, 1):
-            raise SettingError(f"holdout={self.holdout}: expected a fraction between 0 and 1, without both ends")
-
 
 def shipped_or(path: Path) -> Path:
     """Return a file that exists as it is, otherwise the one of that name that ships with the package, if any."""
@@ -93,7 +86,11 @@ def read_sections(source: Path | Mapping[str, Any]) -> tuple[str, list[Section]]
     with within(str(source) if isinstance(source, Path) else title):
         if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts) or not parts:
             raise SettingError("sections: expected a list of mappings, each with the keys of one grid")
-        sections = [_section({**content, **part}) for part in parts]
+        sections = []
+        for values in ({**content, **part} for part in parts):
+            values["name"] = str(values.get("name") or values.get("dataset") or "section")
+            with within(values["name"]):
+                sections.append(_read(Section, values, _READERS))
         names = [section.name for section in sections]
         if len(set(names)) < len(names):
             raise SettingError(f"sections need different names (name: ...), found {', '.join(names)}")
@@ -146,31 +143,17 @@ def load_file(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def _section(values: dict[str, Any]) -> Section:
-    fields = dataclasses.fields(Section)
-    _check_keys(values, [f.name for f in fields])
-    given = {"name": values.get("dataset", "section")} | {
-        key: value for key, value in values.items() if value is not None
-    }
-    if missing := [f.name for f in fields if f.default is f.default_factory is MISSING and f.name not in given]:
-        raise SettingError(f"{', '.join(missing)}: missing")
-    with within(str(given["name"])):
-        return Section(**_read(Section, given, _READERS))
-
-
-def _check_keys(values: Iterable[str], known: Iterable[str]) -> None:
+def _read(kind: type[C], values: Mapping[str, Any], readers: Mapping[str, Reader]) -> C:
+    """Make settings of what a file says: each value by a reader of its own, or by the type of its field."""
+    types, fields = get_type_hints(kind), {f.name: f for f in dataclasses.fields(kind)}
     for key in values:
-        if key not in known:
-            raise SettingError(f"unknown key {key!r}. {did_you_mean(str(key), known)}")
-
-
-def _read(kind: type, values: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """Return values as the fields of a settings class have them: by a reader of their own, or by their type."""
-    types = get_type_hints(kind)
-    return {
-        key: readers[key](key, value) if key in readers else _typed(types[key], key, value)
-        for key, value in values.items()
-    }
+        if key not in fields:
+            raise SettingError(f"unknown key {key!r}. {did_you_mean(str(key), fields)}")
+    given = {key: value for key, value in values.items() if value is not None}
+    if missing := [n for n, f in fields.items() if f.default is f.default_factory is MISSING and n not in given]:
+        raise SettingError(f"{', '.join(missing)}: missing")
+    read = {key: readers.get(key) or partial(_typed, types[key]) for key in given}
+    return kind(**{key: read[key](key, value) for key, value in given.items()})
 
 
 def _typed(kind: Any, key: str, value: Any) -> Any:
@@ -191,9 +174,9 @@ def _typed(kind: Any, key: str, value: Any) -> Any:
 
 def _one_of(*choices: str) -> Reader:
     """Return a reader that takes a choice in any spelling: `Office-Home` for `office_home`."""
+    spelled = {normalise_name(choice): choice for choice in choices}
 
     def read(key: str, value: Any) -> str:
-        spelled = {normalise_name(choice): choice for choice in choices}
         if normalise_name(str(value)) not in spelled:
             raise SettingError(f"{key}: {value!r} is unknown. {did_you_mean(str(value), choices)}")
         return spelled[normalise_name(str(value))]
@@ -207,47 +190,29 @@ def _mapping(key: str, value: Any) -> dict[str, Any]:
     return {str(name): entry for name, entry in value.items()}
 
 
-def _corrupt(key: str, value: Any) -> Any:
-    """Return the seed: `true` is 0, `false` means that the images are used as they are on disk."""
-    if isinstance(value, bool):
-        return 0 if value else None
-    return value
-
-
-def _transform(key: str, value: Any) -> str:
-    make_transform(_typed(str, key, value))
-    return str(value)
-
-
 def _source(key: str, value: Any) -> str | dict[str, Any]:
     if value == "rest":
         return "rest"
-    known = [f.name for f in dataclasses.fields(SourceData)]
     if not isinstance(value, Mapping) or "dataset" not in value:
-        raise SettingError(f"{key}={value!r}: expected 'rest', or a mapping with {', '.join(known)}")
+        known = ", ".join(f.name for f in dataclasses.fields(SourceData))
+        raise SettingError(f"{key}={value!r}: expected 'rest', or a mapping with {known}")
     with within(key):
-        _check_keys(value, known)
-        read = _read(SourceData, value, _SOURCE_READERS)
-        SourceData(**read)  # checks the values; the batch size may still be the method's
-        if read["dataset"] == FOLDER and not read.get("domains"):
+        source = _read(SourceData, value, _SOURCE_READERS)
+        if source.dataset == FOLDER and not source.domains:
             raise SettingError("dataset: folder needs domains: [path below the data folder]")
-    return read
+    return {name: getattr(source, name) for name in value if value[name] is not None}  # others may be the method's
 
 
-def _selection(key: str, value: Any) -> SettingGrid | None:
+def _grid(key: str, value: Any) -> SettingGrid | None:
+    """Read settings to choose from; `true` is the paper's, `false` none."""
     if isinstance(value, bool):
         return PAPER_GRID if value else None
     if not isinstance(value, Mapping):
         raise SettingError(f"{key}={value!r}: expected true, false, or settings with lists of values")
-    return _grid(key, value) or None
-
-
-def _grid(key: str, value: Any) -> SettingGrid:
-    grid = _mapping(key, value)
-    for name, entries in grid.items():
+    for name, entries in value.items():
         if not isinstance(entries, (list, tuple)) or not entries:
             raise SettingError(f"{key}: {name}={entries!r}: expected a list of values to choose from")
-    return {name: tuple(entries) for name, entries in grid.items()}
+    return {str(name): tuple(entries) for name, entries in value.items()}
 
 
 def _methods(key: str, value: Any) -> tuple[MethodEntry, ...]:
@@ -255,20 +220,21 @@ def _methods(key: str, value: Any) -> tuple[MethodEntry, ...]:
     rows = dict.fromkeys(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
     if not isinstance(rows, Mapping) or not rows:
         raise SettingError(f"{key}: expected a list of method names, or a mapping of names to their settings")
-    return tuple(_method(str(label), entry) for label, entry in rows.items())
+    entries = []
+    for label, row in rows.items():
+        with within(key):
+            values = {"method": str(label)} | _mapping(str(label), {} if row is None else row)
+        own = {name: values.pop(name) for name in ("method", "batch_size", "grid", "selection") if name in values}
+        with within(f"{key}: {label}"):
+            entries.append(_read(MethodEntry, {"label": str(label), "settings": values, **own}, {"grid": _grid}))
+    return tuple(entries)
 
 
-def _method(label: str, entry: Any) -> MethodEntry:
-    with within("methods"):
-        settings = {"method": label} | _mapping(label, {} if entry is None else entry)
-        with within(label):
-            if "grid" in settings:
-                settings["grid"] = _grid("grid", settings["grid"])
-            own = {name: settings.pop(name) for name in _OF_METHOD if name in settings}
-            return MethodEntry(label=label, settings=settings, **own)
+def _transform(_key: str, value: Any) -> str:
+    make_transform(str(value))
+    return str(value)
 
 
-_OF_METHOD = ("method", "batch_size", "grid", "selection")
 _SOURCE_READERS: dict[str, Reader] = {
     "dataset": _one_of(*DOMAINS, *CLEAN, FOLDER),
     "part": _one_of("whole", "inside"),
@@ -277,11 +243,11 @@ _SOURCE_READERS: dict[str, Reader] = {
 _READERS: dict[str, Reader] = {
     "dataset": _one_of(*DOMAINS, *CORRUPTED, *CLEAN, FOLDER),
     "protocol": _one_of(LEAVE_ONE_OUT, SINGLE_SOURCE, *PROTOCOLS),
-    "methods": _methods,
-    "corrupt": _corrupt,
     "outliers": _one_of("noise", *DOMAINS, *CLEAN),
+    "corrupt": lambda key, value: (0 if value else None) if isinstance(value, bool) else value,
+    "methods": _methods,
     "transform": _transform,
     "settings": _mapping,
     "source": _source,
-    "selection": _selection,
+    "selection": lambda key, value: _grid(key, value) or None,
 }

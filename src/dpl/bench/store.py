@@ -1,14 +1,7 @@
-"""Results on disk: a folder for each unit, which is there when the unit is finished and not before.
+"""Results on disk, what they decide of a cell, and what was asked for.
 
-    <root>/units/<key>/unit.json        the unit
-    <root>/units/<key>/results.jsonl    one record per segment
-    <root>/units/<key>/predictions.npz  what was predicted for each image
-    <root>/units/<key>/done             sizes and checksums of the above: the commit mark
-    <root>/claims/<key>.lock            held while a process runs the unit; the system lifts it when the process ends
-    <root>/failures/<key>.json          why the last attempt failed
-    <root>/plans/<hash>.json            what was asked for (dpl.bench.plans)
-
-A kill at any moment leaves a folder whole or absent.
+A kill at any moment leaves a unit's folder whole or absent; docs/reference/files.md lists the files. Settings are
+chosen on held-out images of the source domains, never on the target (docs/bench.md); nothing depends on the oracle.
 """
 
 import hashlib
@@ -17,21 +10,24 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpl.bench.run import Outcome, Record
-from dpl.bench.unit import Unit
+from dpl.bench.run import Outcome, Record, unit_accuracy
+from dpl.bench.unit import Candidate, Cell, Unit
 from dpl.core.errors import DataError
 from dpl.core.files import clear_drafts, lock, write_file, write_folder
 
-__all__ = ["Store"]
+__all__ = [
+    "Store", "StoredRequest", "best", "chosen", "complete", "oracle", "read_requests", "runnable_units",
+    "write_request",
+]  # fmt: skip
 
 _FILES = ("unit.json", "results.jsonl", "predictions.npz")
 
@@ -99,6 +95,10 @@ class Store:
         with _readable(self._units / unit.key / "results.jsonl") as path:
             return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
+    def accuracy(self, unit: Unit) -> float:
+        """Return a finished unit's online accuracy."""
+        return unit_accuracy(self.records(unit))
+
     def predictions(self, unit: Unit) -> dict[str, NDArray[Any]]:
         """Return what was predicted for each image of a finished unit."""
         with (
@@ -136,3 +136,78 @@ def _is_whole(folder: Path) -> bool:
         return all((folder / name).stat().st_size == marks[name]["bytes"] for name in _FILES)
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def best(scores: Sequence[float]) -> int:
+    """Return the place of the highest score; of equals the earliest, and one that is no number never wins."""
+    return max(range(len(scores)), key=lambda i: (scores[i] == scores[i], scores[i], -i))
+
+
+def runnable_units(cell: Cell, store: Store) -> list[Unit]:
+    """Return the units of a cell that may run now and are not done."""
+    if len(cell.candidates) == 1:
+        units = [cell.candidates[0].target]
+    elif open_units := [u for c in cell.candidates for u in c.validation if not store.done(u)]:
+        return open_units
+    else:
+        first = chosen(cell, store).target
+        units = [first, *(c.target for c in cell.candidates if cell.oracle and c.target.key != first.key)]
+    return [unit for unit in units if not store.done(unit)]
+
+
+def complete(cell: Cell, store: Store) -> bool:
+    """Say whether everything of a cell is done."""
+    return not runnable_units(cell, store)
+
+
+def chosen(cell: Cell, store: Store) -> Candidate:
+    """Return the candidate with the highest mean accuracy on the source domains' held-out images."""
+    if len(cell.candidates) == 1:
+        return cell.candidates[0]
+    scores = [sum(store.accuracy(unit) for unit in c.validation) / len(c.validation) for c in cell.candidates]
+    return cell.candidates[best(scores)]
+
+
+def oracle(cell: Cell, store: Store) -> Candidate | None:
+    """Return the candidate that is best on the target, or None where not all have been run there."""
+    if len(cell.candidates) == 1 or not all(store.done(c.target) for c in cell.candidates):
+        return None
+    return cell.candidates[best([store.accuracy(candidate.target) for candidate in cell.candidates])]
+
+
+class StoredRequest(NamedTuple):
+    """What was asked for, kept beside the results, so that a reader can tell a finished run from half of one."""
+
+    title: str
+    data: str  # folder of the data sets on the machine that ran it
+    cells: tuple[Cell, ...]
+
+
+def write_request(root: Path, request: StoredRequest) -> Path:
+    """Keep a request below a store's folder; the same request is kept once."""
+    units = {unit.key: unit.record() for cell in request.cells for unit in cell.units()}
+    content = {"format": 1, "title": request.title, "data": request.data, "cases": request.cells, "units": units}
+    text = json.dumps(content, separators=(",", ":"), default=lambda it: it.key if isinstance(it, Unit) else vars(it))
+    return write_file(root / "plans" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json", text)
+
+
+def read_requests(root: Path) -> list[StoredRequest]:
+    """Return every request of a store, the oldest first; a file that cannot be read is an error."""
+    found = []
+    for path in sorted((root / "plans").glob("[!.]*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            units = {key: Unit.from_record(record) for key, record in content["units"].items()}
+            cells = tuple(_cell(record, units) for record in content["cases"])
+            found.append(StoredRequest(content["title"], content["data"], cells))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}: not a readable plan ({error}); remove it, the results do not need it") from error
+    return found
+
+
+def _cell(record: Mapping[str, Any], units: Mapping[str, Unit]) -> Cell:
+    candidates = tuple(
+        Candidate(c["values"], units[c["target"]], tuple(units[key] for key in c["validation"]))
+        for c in record["candidates"]
+    )
+    return Cell(**{**record, "candidates": candidates})

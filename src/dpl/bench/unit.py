@@ -1,4 +1,4 @@
-"""An experiment as one frozen record; the hash of what it says names the folder of its results."""
+"""An experiment as one frozen record, whose hash names the folder of its results, and the cells of a table."""
 
 import dataclasses
 import hashlib
@@ -14,9 +14,10 @@ from dpl.methods import get_method
 from dpl.methods.base import Method
 from dpl.streams.protocol import DELTAS, ORDERS
 
-__all__ = ["FORMAT", "SourceData", "StreamSettings", "Unit", "method_kind", "resolved_settings"]
+__all__ = [
+    "Candidate", "Cell", "SourceData", "StreamSettings", "Unit", "method_kind", "resolved_settings", "with_tuples",
+]  # fmt: skip
 
-FORMAT = 1
 Settings = Mapping[str, Any]
 
 
@@ -24,11 +25,9 @@ Settings = Mapping[str, Any]
 class SourceData(Checked):
     """Labelled images that a method may use beside the stream."""
 
-    dataset: str
-    """Name of a data set, or `folder` for images in class folders at the paths `domains` below the data folder."""
+    dataset: str  # or `folder`: images in class folders at the paths `domains` below the data folder
     domains: tuple[str, ...] = ()
-    part: str = setting("whole", "inside: DomainBed's training split; rest: clean images outside the stream",
-                        choices=("whole", "inside", "rest"))  # fmt: skip
+    part: str = setting("whole", "inside: training split; rest: out of the stream", choices=("whole", "inside", "rest"))
     split: str | None = setting(None, "of data sets that have both", choices=(None, "train", "test"))
     transform: str | None = setting(None, "of these images, if not that of the stream")
     batch_size: int = setting(200, "labelled images per batch", low=1)
@@ -46,12 +45,8 @@ class StreamSettings:
     order: str = setting("numpy", "generator that shuffles a stream", choices=ORDERS)
     delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=DELTAS[0], high=DELTAS[1])
     visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
-    imbalance: float | None = setting(
-        None, "label shift: size of the most frequent class over the rarest", low=1, later=True
-    )
-    outliers: str | None = setting(
-        None, "mix in images of no known class: noise, or those of another data set", later=True
-    )
+    imbalance: float | None = setting(None, "label shift: most frequent class over rarest", low=1, later=True)
+    outliers: str | None = setting(None, "mix in images of no known class: noise, or a data set", later=True)
     outlier_ratio: float = setting(1.0, "outliers for each image of a known class", low=0, later=True)
     stream_speed: float | None = setting(None, "batches that arrive in the time of one prediction", low=0, later=True)
     holdout: float = setting(0.2, "fraction of each domain in the validation split", low=0, high=1)
@@ -66,20 +61,14 @@ class Unit(StreamSettings):
     Files appear as the SHA-256 of their content, settings with all their values, so that equal keys mean equal work.
     """
 
-    domains: tuple[str, ...]
-    """What is streamed: domains, or corruptions, in this order."""
+    domains: tuple[str, ...]  # or corruptions, in the order in which they are streamed
     severities: tuple[int, ...] = ()
-    part: str = "whole"
-    """`whole`, or a part of DomainBed's split of each domain: `inside` (80 %) or `outside`."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Options of the data set that are files (`images`, `classes`), by the hash of their content."""
+    part: str = "whole"  # or of DomainBed's split of each domain: `inside` (80 %), `outside`
+    files: Mapping[str, str] = field(default_factory=dict)  # the data set's `images` and `classes`, by their content
     protocol: str = "reset_each_shift"
-    seed: int
-    """Of the split, the order of the stream, and the method's own random numbers."""
-    weights: str
-    """SHA-256 of the file of the source weights."""
-    trained_on: tuple[str, ...] = ()
-    """Source domains, where the network was trained on some domains of the data set."""
+    seed: int  # of the split, the order of the stream, and the method's own random numbers
+    weights: str  # SHA-256 of the file of the source weights
+    trained_on: tuple[str, ...] = ()  # source domains, if the network was trained on some domains of the data set
     method: str
     settings: Settings = field(default_factory=dict)
     source: SourceData | None = None
@@ -87,10 +76,8 @@ class Unit(StreamSettings):
     @cached_property
     def key(self) -> str:
         """The name of the unit's folder."""
-        record = {"format": FORMAT, **self.record(), "settings": _keyed_settings(self.method, self.settings)}
-        for field_ in dataclasses.fields(self):  # a field that came later must not rename stored results
-            if field_.metadata.get("later") and record[field_.name] == field_.default:
-                del record[field_.name]
+        settings = _keyed(method_kind(self.method).settings_class, self.settings)
+        record = {"format": 1, **_keyed(Unit, self.record()), "settings": settings}
         if self.settings.get("norm") == "auto":
             record["norm_rule"] = 3  # 2: small batches have the share of one of 32; 3: it follows the shift
         text = json.dumps(record, sort_keys=True, separators=(",", ":"))
@@ -117,13 +104,37 @@ class Unit(StreamSettings):
         known = {f.name for f in dataclasses.fields(cls)}
         for name in record.keys() - known:
             raise DataError(f"unit record: unknown field {name!r}. {did_you_mean(name, known)}")
-        values = _with_tuples(record)
-        if values.get("source"):
-            values["source"] = SourceData(**_with_tuples(values["source"]))
-        return cls(**values)
+        source = SourceData(**with_tuples(record["source"])) if record.get("source") else None
+        return cls(**{**with_tuples(record), "source": source})
 
 
-def _with_tuples(record: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Candidate:
+    """One choice of settings: the units that judge it, and the unit that it is for."""
+
+    values: Mapping[str, Any]
+    target: Unit
+    validation: tuple[Unit, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table: a method on a stream with a seed, and its candidates (one: nothing to choose)."""
+
+    section: str
+    label: str
+    seed: int
+    candidates: tuple[Candidate, ...]
+    source: str | None = None  # the only one, where a table has a column for each pair of source and target
+    oracle: bool = False  # run every candidate on the target too, to show what the best one would have reached
+
+    def units(self) -> list[Unit]:
+        """Return every unit that may have to run for this cell."""
+        return [unit for candidate in self.candidates for unit in (*candidate.validation, candidate.target)]
+
+
+def with_tuples(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file holds with tuples for its lists."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
 
 
@@ -142,11 +153,11 @@ def resolved_settings(method: str, values: Settings) -> dict[str, Any]:
     return resolved
 
 
-def _keyed_settings(method: str, settings: Settings) -> dict[str, Any]:
-    """Return settings as the key knows them: renamed ones by their former name, later ones where they matter."""
-    known = {f.name: f for f in dataclasses.fields(method_kind(method).settings_class)}
+def _keyed(kind: type[Any], values: Settings) -> dict[str, Any]:
+    """Return values as the key knows them: renamed ones by their former name, later ones where they matter."""
+    known = {f.name: f for f in dataclasses.fields(kind)}
     keyed = {}
-    for name, value in settings.items():
+    for name, value in values.items():
         facts = known[name].metadata if name in known else {}
         if not (facts.get("later") and value == known[name].default):
             keyed[facts.get("formerly") or name] = value

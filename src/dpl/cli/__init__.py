@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [*(sys.argv[1:] if argv is None else argv)]  # `list` is a sub-command here
     chosen = words[0] if words and words[0] in COMMANDS else None
     name = "dpl" if chosen is None else f"dpl {chosen}"
-    usual_format, warnings.formatwarning = warnings.formatwarning, _warning_line
+    usual_format = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # without the line of code that gave it
     try:
         return _run(words, chosen)
     except BrokenPipeError:  # the reader of our output went away
@@ -54,25 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str], chosen: str | None) -> int:
     parser, options = _parser(chosen)
     args, unknown = parser.parse_known_args(words)
-    if unknown:
-        parser.error(_unrecognised(unknown, options))
+    if unknown:  # argparse's own message, with the nearest option
+        option = next((word.partition("=")[0] for word in unknown if word.startswith("--")), None)
+        near = did_you_mean(option, options, otherwise=" ").strip() if option and options else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{near and f'. {near}'}")
     if chosen is None:
         parser.print_help()
         return 0
     keep_freed_memory()
     return int(importlib.import_module(f"dpl.cli.{chosen}").run(args) or 0)
-
-
-def _unrecognised(unknown: list[str], options: list[str]) -> str:
-    """Return argparse's own message with the nearest option."""
-    option = next((word.partition("=")[0] for word in unknown if word.startswith("--")), None)
-    near = did_you_mean(option, options, otherwise=" ").strip() if option and options else ""
-    return f"unrecognized arguments: {' '.join(unknown)}{near and f'. {near}'}"
-
-
-def _warning_line(message: Warning | str, *_where: object, **_line: object) -> str:
-    """Return a warning for people who did not write the code: its text without the line of code that gave it."""
-    return f"warning: {message}\n"
 
 
 def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, list[str]]:

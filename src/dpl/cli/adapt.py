@@ -33,32 +33,32 @@ _NO_ROOM = "memory ran out before the first batch: use a smaller --model, or few
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_model_arguments(parser)
-    parser.add_argument("--images", required=True, type=Path, help="folder of images; sub-folders are taken as classes")
-    parser.add_argument("--out", type=Path, default=Path("predictions.csv"), help="default: %(default)s")
-    parser.add_argument("--snapshot", type=Path, help="folder for the adapted model; makes the run resumable")
-    parser.add_argument("--save-every", type=int, default=20, metavar="N",
-                        help="batches between two snapshots (default: %(default)s)")  # fmt: skip
+    add = parser.add_argument
+    add("--images", required=True, type=Path, help="folder of images; sub-folders are taken as classes")
+    add("--out", type=Path, default=Path("predictions.csv"), help="default: %(default)s")
+    add("--snapshot", type=Path, help="folder for the adapted model; makes the run resumable")
+    add("--save-every", type=int, default=20, metavar="N", help="batches between two snapshots (default: %(default)s)")
     add_order_arguments(parser)
-    parser.add_argument("--no-guard", action="store_true",
-                        help="turn off the guard, "
-                             "which stops adaptation when it does worse than the source model")  # fmt: skip
-    parser.add_argument("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
-    parser.add_argument("--source", type=Path, metavar="FOLDER",
-                        help="labelled source images in class folders, for methods that need them")  # fmt: skip
-    parser.add_argument("--calibrate", type=Path, metavar="FOLDER",
-                        help="labelled source validation images in class folders: "
-                             "accuracy on --images is then estimated in percent")  # fmt: skip
-    parser.add_argument("--with-source", action="store_true",
-                        help="also predict with the source model, unadapted: dpl report compares the two")  # fmt: skip
-    parser.add_argument("--workers", type=int, default=2, help="threads that read images (default: %(default)s)")
+    add("--no-guard", action="store_true",
+        help="turn off the guard, which stops adaptation when it does worse than the source model")  # fmt: skip
+    add("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
+    add("--source", type=Path, metavar="FOLDER",
+        help="labelled source images in class folders, for methods that need them")  # fmt: skip
+    add("--calibrate", type=Path, metavar="FOLDER",
+        help="labelled source validation images in class folders: "
+             "accuracy on --images is then estimated in percent")  # fmt: skip
+    add("--with-source", action="store_true",
+        help="also predict with the source model, unadapted: dpl report compares the two")  # fmt: skip
+    add("--workers", type=int, default=2, help="threads that read images (default: %(default)s)")
 
 
 def add_order_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options for the size and the order of batches."""
-    parser.add_argument("--batch-size", type=int, default=32, help="images per batch (default: %(default)s)")
-    parser.add_argument("--order", choices=("auto", "sorted", "shuffled"), default="auto",
-                        help="auto: by name for a flat folder, shuffled for class folders")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="seed of the order (default: %(default)s)")
+    add = parser.add_argument
+    add("--batch-size", type=int, default=32, help="images per batch (default: %(default)s)")
+    add("--order", choices=("auto", "sorted", "shuffled"), default="auto",
+        help="auto: by name for a flat folder, shuffled for class folders")  # fmt: skip
+    add("--seed", type=int, default=0, help="seed of the order (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -92,36 +92,16 @@ def prepare(args: argparse.Namespace) -> tuple[nn.Module, FolderRun]:
     record = training_record(args)
     classes = record.get("classes")
     images = open_folder(args.images, classes)
-    _warn_of_unread(args.images)
-    network, transform, _ = load_source(args)
-    flat = not (images.labels >= 0).any()
-    images, names = _labels_that_fit(images, classes, network)
-    folder_run = FolderRun(
-        images=images,
-        transform=transform,
-        out=args.out,
-        names=names,
-        snapshot=args.snapshot,
-        batch_size=args.batch_size,
-        shuffled=not flat if args.order == "auto" else args.order == "shuffled",
-        seed=args.seed,
-        save_every=args.save_every,
-        workers=args.workers,
-        with_source=args.with_source,
-        facts={
-            "network": args.network or record.get("network") or args.model,
-            "images": str(args.images),
-            "folder": str(args.images.resolve()),
-        },
-    )
-    return network, folder_run
-
-
-def _warn_of_unread(folder: Path) -> None:
-    """Count the photos whose format is not read, which would otherwise be missing without a word."""
-    unread = sum(path.suffix.lower() in _UNREAD for path in folder.rglob("*"))
-    if unread:
+    if unread := sum(path.suffix.lower() in _UNREAD for path in args.images.rglob("*")):
         warn(f"dpl adapt: {unread} files ({', '.join(_UNREAD)}) are not read; convert them to JPEG or PNG")
+    network, transform, _ = load_source(args)
+    shuffled = (images.labels >= 0).any() if args.order == "auto" else args.order == "shuffled"
+    images, names = _labels_that_fit(images, classes, network)
+    facts = {"network": args.network or record.get("network") or args.model}
+    facts |= {"images": str(args.images), "folder": str(args.images.resolve())}
+    options = ("out", "snapshot", "batch_size", "seed", "save_every", "workers", "with_source")
+    given = {name: getattr(args, name) for name in options}
+    return network, FolderRun(images, transform, names=names, shuffled=bool(shuffled), facts=facts, **given)
 
 
 def _labels_that_fit(

@@ -1,19 +1,18 @@
 """`dpl bench`: run an experiment file, resume it, and print what was measured."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dpl.bench import BenchContext, Cell, ExperimentGrid, FileLocations, Store, read_grid, run_cells, run_in_processes
-from dpl.bench.engine import OnProgress
+from dpl.bench import BenchContext, Cell, ExperimentGrid, FileLocations, Store, read_grid, run_in_processes
+from dpl.bench.cluster import ClusterOptions, run_on_ray, run_on_slurm
+from dpl.bench.engine import GridRun
 from dpl.bench.images import check_data, check_networks
-from dpl.bench.plans import StoredRequest, write_request
-from dpl.bench.ray import RayOptions, run_on_ray
-from dpl.bench.selection import runnable_units
-from dpl.bench.slurm import SlurmOptions, run_on_slurm
-from dpl.bench.tables import MeasuredTable, cell_rows, measured_tables
+from dpl.bench.store import StoredRequest, runnable_units, write_request
+from dpl.bench.tables import cell_rows, measured_tables
 from dpl.cli.console import print_json, print_table, warn
 from dpl.cli.models import check_counts, parse_settings
 from dpl.cli.progress import watched
@@ -22,7 +21,13 @@ from dpl.core.extras import choose_device
 
 __all__ = ["add_arguments", "run"]
 
-_ONLY = ("method", "target", "seed", "section")
+# Keys of `--only`, with what a cell has of each.
+_ONLY: dict[str, Callable[[Cell], set[str]]] = {
+    "method": lambda cell: {cell.label},
+    "target": lambda cell: set(cell.candidates[0].target.domains),
+    "seed": lambda cell: {str(cell.seed)},
+    "section": lambda cell: {cell.section},
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of each process")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images and corruptions made here")
     parser.add_argument("--dry-run", action="store_true", help="check everything, list the runs, run nothing")
-    _add_engine_arguments(parser)
-
-
-def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of all engines; docs/scale.md explains them."""
     group = parser.add_argument_group("engine", "where the runs take place (docs/scale.md)")
     group.add_argument("--engine", choices=("serial", "ray", "slurm"), default="serial",
                        help="serial: here; ray: on a Ray cluster; slurm: as jobs, --workers of them")  # fmt: skip
@@ -73,9 +73,20 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _print_plan(cells, store, args.json)
         return 0
-    failed = _run(args, grid, cells, store, context)
-    _print_results(grid, cells, store, failed, args.json)
-    return 1 if failed else 0
+    torch.set_num_threads(args.threads or max(1, torch.get_num_threads() // args.workers))
+    write_request(store.root, StoredRequest(grid.title, str(args.data.resolve()), tuple(cells)))
+    with watched(grid.title, cells, store, quiet=args.json) as on_progress:
+        failed = _run_with(args, GridRun(cells, store, context, on_progress))
+    rows = cell_rows(cells, store)
+    if args.json:
+        print_json({"title": grid.title, "rows": rows, "failed": failed})
+        return int(bool(failed))
+    for title, means in measured_tables(rows):
+        figures = means.map(lambda value: "-" if value != value else f"{value:.1f}")
+        print_table(["method", *means.columns], [[str(label), *line] for label, line in figures.iterrows()], title)
+    for error in dict.fromkeys(failed.values()):
+        warn(f"failed: {error}")
+    return int(bool(failed))
 
 
 def _chosen_cells(grid: ExperimentGrid, words: list[str]) -> list[Cell]:
@@ -85,52 +96,32 @@ def _chosen_cells(grid: ExperimentGrid, words: list[str]) -> list[Cell]:
         key, _, values = word.partition("=")
         if key not in _ONLY or not values:
             raise SettingError(f"--only {word}: expected KEY=VALUE with one of {', '.join(_ONLY)}")
-        known = {value for cell in grid.cells for value in _values(cell, key)}
+        known = {value for cell in grid.cells for value in _ONLY[key](cell)}
         for value in (wanted := values.split(",")):
             if value not in known:
                 raise SettingError(f"--only {word}: {value!r} is not in this file. {did_you_mean(value, known)}")
-        cells = [cell for cell in cells if set(wanted) & _values(cell, key)]
+        cells = [cell for cell in cells if set(wanted) & _ONLY[key](cell)]
     if not cells:
         raise SettingError(f"--only {' '.join(words)}: no run fits all of these")
     return cells
 
 
-def _values(cell: Cell, key: str) -> set[str]:
-    """Return what a cell has of one key of `--only`."""
-    target = cell.candidates[0].target
-    values = {"method": [cell.label], "target": target.domains, "seed": [cell.seed], "section": [cell.section]}
-    return {str(value) for value in values[key]}
-
-
-def _run(
-    args: argparse.Namespace, grid: ExperimentGrid, cells: list[Cell], store: Store, context: BenchContext
-) -> dict[str, str]:
-    torch.set_num_threads(args.threads or max(1, torch.get_num_threads() // args.workers))
-    write_request(store.root, StoredRequest(grid.title, str(args.data.resolve()), tuple(cells)))
-    with watched(grid.title, cells, store, quiet=args.json) as on_progress:
-        return _run_with(args, cells, store, context, on_progress)
-
-
-def _run_with(
-    args: argparse.Namespace, cells: list[Cell], store: Store, context: BenchContext, on_progress: OnProgress
-) -> dict[str, str]:
+def _run_with(args: argparse.Namespace, run: GridRun) -> dict[str, str]:
     """Run the cells with the engine that was asked for; return the errors by the unit's key."""
     if args.engine == "serial":
-        context.device = str(choose_device(args.device))
+        run.context.device = str(choose_device(args.device))
         if args.workers > 1:
-            return run_in_processes(cells, store, context, args.workers, torch.get_num_threads(), on_progress)
-        return run_cells(cells, store, context, on_progress)
-    needs = {
-        "cpus": args.cpus_per_unit or float(args.threads or 1), "gpus": args.gpus_per_unit,
-        "memory_gb": args.memory_per_unit, "retries": args.retries,
-    }  # fmt: skip
-    if args.engine == "ray":
-        return run_on_ray(cells, store, context, on_progress, RayOptions(address=args.address, **needs))
+            return run_in_processes(run, args.workers, torch.get_num_threads())
+        run.run()
+        return run.failures()
     extra = parse_settings(args.slurm, "--slurm", "partition=gpu", kinds=(int, float))
     known = {name: extra.pop(name) for name in ("hours", "executor") if name in extra}
-    further = {f"slurm_{name}": value for name, value in extra.items()}
-    options = SlurmOptions(jobs=args.workers, extra=further, **needs, **known)
-    return run_on_slurm(cells, store, context, on_progress, options)
+    options = ClusterOptions(
+        cpus=args.cpus_per_unit or float(args.threads or 1), gpus=args.gpus_per_unit, memory_gb=args.memory_per_unit,
+        retries=args.retries, address=args.address, jobs=args.workers,
+        extra={f"slurm_{name}": value for name, value in extra.items()}, **known,
+    )  # fmt: skip
+    return (run_on_ray if args.engine == "ray" else run_on_slurm)(run, options)
 
 
 def _print_plan(cells: list[Cell], store: Store, as_json: bool) -> None:
@@ -149,29 +140,3 @@ def _print_plan(cells: list[Cell], store: Store, as_json: bool) -> None:
         return
     print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
     print(f"\n{len(cells)} cells of the tables, {sum(row['to_run'] for row in rows)} runs can start now")
-
-
-def _print_results(
-    grid: ExperimentGrid, cells: list[Cell], store: Store, failed: dict[str, str], as_json: bool
-) -> None:
-    rows = cell_rows(cells, store)
-    if as_json:
-        print_json({"title": grid.title, "rows": rows, "failed": failed})
-        return
-    for table in measured_tables(rows):
-        _print_measured(table)
-    for error in dict.fromkeys(failed.values()):
-        warn(f"failed: {error}")
-
-
-def _print_measured(table: MeasuredTable) -> None:
-    made = ", regenerated corruptions" if table.regenerated else ""
-    title = (
-        f"{table.section}: online accuracy in percent, {table.protocol}{made}, "
-        f"{table.images:,} images, {'seeds' if len(table.seeds) > 1 else 'seed'} {', '.join(map(str, table.seeds))}"
-    )
-    lines = [
-        [str(label), *("-" if value != value else f"{value:.1f}" for value in values)]
-        for label, values in table.means.iterrows()
-    ]
-    print_table(["method", *table.means.columns], lines, title)

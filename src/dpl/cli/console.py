@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import IO, Any
 
-__all__ = ["Advance", "can_draw", "print_json", "print_table", "progress", "rich_table", "warn"]
+__all__ = ["Advance", "can_draw", "print_json", "print_table", "progress", "warn"]
 
 
 class Advance:
@@ -46,60 +46,43 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: st
     """Print a table; the first column is text, the others are figures where they look like it."""
     if can_draw(sys.stdout):
         from rich.console import Console
+        from rich.table import Table
 
-        Console().print(rich_table(headers, rows, title))
+        table = Table(title=title or None, title_justify="left")
+        for i, header in enumerate(headers):  # columns of figures end at the right
+            figures = i > 0 and all(str(row[i])[:1].isdigit() or str(row[i])[:1] in "-+–" for row in rows)
+            table.add_column(header, justify="right" if figures else "left")
+        for row in rows:
+            table.add_row(*map(str, row))
+        Console().print(table)
         return
-    widths = [max(len(str(row[i])) for row in [headers, *rows]) for i in range(len(headers))]
+    widths = [max(len(str(cell)) for cell in column) for column in zip(headers, *rows, strict=True)]
     if title:
         print(title)
     for row in [headers, ["-" * width for width in widths], *rows]:
         print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Any:
-    """Return a table for rich; columns of figures end at the right."""
-    from rich.table import Table
-
-    table = Table(title=title or None, title_justify="left")
-    for i, header in enumerate(headers):
-        figures = i > 0 and all(str(row[i])[:1].isdigit() or str(row[i])[:1] in "-+–" for row in rows)
-        table.add_column(header, justify="right" if figures else "left")
-    for row in rows:
-        table.add_row(*map(str, row))
-    return table
-
-
 @contextmanager
 def progress(label: str, total: int, quiet: bool = False) -> Iterator[Advance]:
-    """Show a progress bar on the standard error inside the block."""
+    """Show a progress bar on the standard error inside the block, or a line at each tenth of the way."""
     if quiet:
         yield Advance()
     elif can_draw(sys.stderr):
-        yield from _bar(label, total)
+        from rich import progress as rich
+        from rich.console import Console
+
+        note_column = rich.TextColumn("{task.fields[note]}")
+        columns = (*rich.Progress.get_default_columns(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
+        with rich.Progress(*columns, note_column, console=Console(stderr=True)) as bar:
+            task = bar.add_task(label, total=total, note="")
+            yield Advance(lambda done, note: bar.update(task, completed=done, note=note))
     else:
-        yield _plain_lines(label, total)
+        printed = set[int]()
 
+        def show(done: int, note: str) -> None:
+            if (tenth := 10 * done // max(total, 1)) not in printed:
+                printed.add(tenth)
+                warn(f"{label}: {done}/{total} {note}".rstrip())
 
-def _bar(label: str, total: int) -> Iterator[Advance]:
-    from rich import progress as rich
-    from rich.console import Console
-
-    note_column = rich.TextColumn("{task.fields[note]}")
-    columns = (*rich.Progress.get_default_columns(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), note_column)
-    with rich.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=total, note="")
-        yield Advance(lambda done, note: bar.update(task, completed=done, note=note))
-
-
-def _plain_lines(label: str, total: int) -> Advance:
-    """Print a line at each tenth of the way, so that a log file stays short."""
-    printed = -1
-
-    def show(done: int, note: str) -> None:
-        nonlocal printed
-        tenth = 10 * done // max(total, 1)
-        if tenth > printed:
-            printed = tenth
-            warn(f"{label}: {done}/{total} {note}".rstrip())
-
-    return Advance(show)
+        yield Advance(show)

@@ -16,56 +16,52 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("source", type=Path, help="folder of images, or a .npz with 'images' and 'labels'")
-    parser.add_argument("target", type=Path, help="folder to write to; a stopped run resumes")
-    parser.add_argument("--names", metavar="NAME,...", help="corruptions (default: the usual fifteen)")
-    parser.add_argument("--severities", metavar="N,...", help="some of 1 to 5 (default: all; folders only)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all random draws (default: %(default)s)")
-    parser.add_argument("--transform", default="unchanged", metavar="TEXT",
-                        help="first, as 'resize 256 crop 224' (default: %(default)s; folders only)")  # fmt: skip
-    parser.add_argument("--workers", type=int, default=1, help="threads (default: %(default)s; folders only)")
+    add = parser.add_argument
+    add("source", type=Path, help="folder of images, or a .npz with 'images' and 'labels'")
+    add("target", type=Path, help="folder to write to; a stopped run resumes")
+    add("--names", metavar="NAME,...", help="corruptions (default: the usual fifteen)")
+    add("--severities", metavar="N,...", help="some of 1 to 5 (default: all; folders only)")
+    add("--seed", type=int, default=0, help="seed of all random draws (default: %(default)s)")
+    add("--transform", default="unchanged", metavar="TEXT",
+        help="first, as 'resize 256 crop 224' (default: %(default)s; folders only)")  # fmt: skip
+    add("--workers", type=int, default=1, help="threads (default: %(default)s; folders only)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the copies and print how many."""
-    names = CORRUPTIONS if args.names is None else tuple(args.names.split(","))
-    report = _arrays(args, names) if args.source.suffix == ".npz" else _folder(args, names)
+    common = {"names": CORRUPTIONS if args.names is None else tuple(args.names.split(",")), "seed": args.seed}
+    report = _arrays(args, common) if args.source.suffix == ".npz" else _folder(args, common)
+    unusable = report.get("unusable", {})
     if args.json:
         print_json(report)
     else:
         print("  ".join(f"{name} {value}" for name, value in report.items() if not isinstance(value, dict)))
-        for name, reason in report.get("unusable", {}).items():
+        for name, reason in unusable.items():
             warn(f"not used: {name}: {reason}")
-    return 1 if report.get("unusable") else 0
+    return 1 if unusable else 0
 
 
-def _arrays(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+def _arrays(args: argparse.Namespace, common: dict[str, Any]) -> dict[str, Any]:
     for name, usual in (("severities", None), ("transform", "unchanged"), ("workers", 1)):
         if getattr(args, name) != usual:
             raise SettingError(f"--{name} is for folders of images; array files always contain all five severities")
     content = read_npz(args.source)
-    with progress("corrupting", len(names), quiet=args.json) as advance:
-        paths = corrupt_arrays(
-            content["images"], content["labels"].astype(int), args.target, names=names, seed=args.seed,
-            progress=lambda done, total: advance.to(done),
-        )  # fmt: skip
+    with progress("corrupting", len(common["names"]), quiet=args.json) as advance:
+        common["progress"] = lambda done, total: advance.to(done)
+        paths = corrupt_arrays(content["images"], content["labels"].astype(int), args.target, **common)
     return {"files": len(paths), "target": str(args.target)}
 
 
-def _folder(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
-    severities = SEVERITIES if args.severities is None else [_whole(word) for word in args.severities.split(",")]
+def _folder(args: argparse.Namespace, common: dict[str, Any]) -> dict[str, Any]:
+    words = map(str, SEVERITIES) if args.severities is None else args.severities.split(",")
+    severities = []
+    for word in words:
+        if not word.isdecimal():
+            raise SettingError(f"--severities: {word!r}; expected whole numbers from 1 to 5, e.g. 3,5")
+        severities.append(int(word))
+    options = common | {"severities": severities, "transform": make_transform(args.transform), "workers": args.workers}
     count = len(image_names(args.source, recursive=True)) if args.source.is_dir() else 1
     with progress("corrupting", count, quiet=args.json) as advance:
-        report = corrupt_folder(
-            args.source, args.target, names=names, severities=severities, seed=args.seed,
-            transform=make_transform(args.transform), workers=args.workers,
-            progress=lambda done, total: advance.to(done),
-        )  # fmt: skip
-    return {"written": report.written, "present": report.present, "target": str(args.target),
-            "unusable": report.unusable}  # fmt: skip
-
-
-def _whole(word: str) -> int:
-    if not word.isdecimal():
-        raise SettingError(f"--severities: {word!r}; expected whole numbers from 1 to 5, e.g. 3,5")
-    return int(word)
+        report = corrupt_folder(args.source, args.target, progress=lambda done, total: advance.to(done), **options)
+    counts = {"written": report.written, "present": report.present}
+    return counts | {"target": str(args.target), "unusable": report.unusable}

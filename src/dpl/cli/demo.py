@@ -9,7 +9,7 @@ from torch import nn
 from dpl.cli.console import print_json, print_table, progress
 from dpl.cli.models import check_counts
 from dpl.demo.digits import load_source_network, source_accuracy, train_source_network
-from dpl.demo.show import BATCH_SIZE, METHODS, DemoRow, run_demo, write_picture
+from dpl.demo.show import BATCH_SIZE, METHODS, run_demo, write_picture
 from dpl.runs.online import OnlineResult
 
 __all__ = ["add_arguments", "run"]
@@ -40,7 +40,19 @@ def run(args: argparse.Namespace) -> None:
             advance(1, f"{method}: {result.accuracy:.1f} % so far")
 
         rows = run_demo(network, args.seeds, on_batch)
-    _print(rows, write_picture(rows, args.out), accuracy, args.json)
+    picture = write_picture(rows, args.out)
+    if args.json:
+        figures = ("accuracy", "accuracy_range", "last_400", "ms_per_image")
+        facts = [{"method": row.method} | {name: round(getattr(row, name), 2) for name in figures} for row in rows]
+        print_json({"source_accuracy": accuracy, "methods": facts, "picture": str(picture)})
+        return
+    table = [
+        [row.method, f"{row.accuracy:.1f}", f"{row.accuracy_range:.1f}", f"{row.accuracy - rows[0].accuracy:+.1f}",
+         f"{row.last_400:.1f}", f"{row.ms_per_image:.1f}"]
+        for row in rows
+    ]  # fmt: skip
+    print_table(["method", "accuracy %", "range", "vs source", "last 400 images %", "ms/image"], table)
+    print(f"\nOnline accuracy: each batch is predicted before the model adapts to it. Picture: {picture}")
 
 
 def _network(args: argparse.Namespace) -> tuple[nn.Module, float]:
@@ -49,27 +61,3 @@ def _network(args: argparse.Namespace) -> tuple[nn.Module, float]:
     with progress("training the source network", 8, quiet=args.json) as advance:
         network = train_source_network(args.train, 8, lambda _epoch, loss: advance(1, f"loss {loss:.3f}"))
     return network, source_accuracy(network)
-
-
-def _print(rows: list[DemoRow], picture: Path, source_accuracy: float, as_json: bool) -> None:
-    if as_json:
-        records = [
-            {
-                "method": row.method,
-                "accuracy": round(row.accuracy[0], 2),
-                "accuracy_range": round(row.accuracy[1], 2),
-                "last_400": round(row.tail[0], 2),
-                "ms_per_image": round(row.milliseconds, 2),
-            }
-            for row in rows
-        ]
-        print_json({"source_accuracy": source_accuracy, "methods": records, "picture": str(picture)})
-        return
-    base = rows[0].accuracy[0]
-    table = [
-        [row.method, f"{row.accuracy[0]:.1f}", f"{row.accuracy[1]:.1f}", f"{row.accuracy[0] - base:+.1f}",
-         f"{row.tail[0]:.1f}", f"{row.milliseconds:.1f}"]
-        for row in rows
-    ]  # fmt: skip
-    print_table(["method", "accuracy %", "range", "vs source", "last 400 images %", "ms/image"], table)
-    print(f"\nOnline accuracy: each batch is predicted before the model adapts to it. Picture: {picture}")

@@ -40,7 +40,11 @@ def run(args: argparse.Namespace) -> int:
         raise SettingError("--paper and --row belong together, e.g. --paper table1 --row tent")
     environment = describe_environment(keep_freed_memory())
     checks = [] if args.model is None else _checks(args)
-    causes = {} if args.paper is None else _causes(args)
+    causes: dict[str, str] = {}
+    if args.paper is not None:
+        from dpl.bench.causes import causes_of_difference  # needs the bench extra, the checks do not
+
+        causes = causes_of_difference(args.paper, args.row)
     if args.json:
         records = [{**dataclasses.asdict(check), "status": check.status} for check in checks]
         print_json({"environment": environment, "checks": records, "causes": causes})
@@ -54,17 +58,9 @@ def _checks(args: argparse.Namespace) -> list[Check]:
     network, transform, side = load_source(args)
     kind = get_method(args.method)
     settings = make_settings(kind.settings_class, repr(args.method), parse_settings(args.set))
-    if args.images is None:
-        images = torch.rand(_IMAGES, 3, side, side, generator=torch.Generator().manual_seed(0))
-    else:
-        images = images_of(args.images, transform, _IMAGES)
+    noise = torch.rand(_IMAGES, 3, side, side, generator=torch.Generator().manual_seed(0))
+    images = noise if args.images is None else images_of(args.images, transform, _IMAGES)
     return examine(network, images.to(next(network.parameters()).device), kind, settings, args.batch_size)
-
-
-def _causes(args: argparse.Namespace) -> dict[str, str]:
-    from dpl.bench.causes import causes_of_difference  # needs the bench extra, the checks do not
-
-    return causes_of_difference(args.paper, args.row)
 
 
 def _print(environment: dict[str, Any], checks: list[Check], causes: dict[str, str]) -> None:

@@ -16,15 +16,16 @@ _COMPARED = 128  # images
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--snapshot", required=True, type=Path, metavar="DIR",
-                        help="snapshot of dpl adapt, of model.save or of a server's stream")  # fmt: skip
+    add = parser.add_argument
+    add("--snapshot", required=True, type=Path, metavar="DIR",
+        help="snapshot of dpl adapt, of model.save or of a server's stream")  # fmt: skip
     add_model_arguments(parser, adapting=False)
-    parser.add_argument("--format", choices=get_args(ExportFormat), default="state_dict",
-                        help="default: %(default)s, a safetensors file with the network's names")  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("exported"), metavar="PATH",
-                        help="folder to make, or a .safetensors, .onnx or .pt2 file (default: exported)")  # fmt: skip
-    parser.add_argument("--images", type=Path, metavar="DIR",
-                        help="images of the stream, to compare the exported model with the adapted one")  # fmt: skip
+    add("--format", choices=get_args(ExportFormat), default="state_dict",
+        help="default: %(default)s, a safetensors file with the network's names")  # fmt: skip
+    add("--out", type=Path, default=Path("exported"), metavar="PATH",
+        help="folder to make, or a .safetensors, .onnx or .pt2 file (default: exported)")  # fmt: skip
+    add("--images", type=Path, metavar="DIR",
+        help="images of the stream, to compare the exported model with the adapted one")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> None:

@@ -19,41 +19,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("method", nargs="?", help="show the settings of this method (X+dpl too)")
 
 
-def run(args: argparse.Namespace) -> None:
-    """Print methods or settings."""
-    if args.method is None:
-        _print_methods(args.json)
-    else:
-        _print_settings(args.method, args.json)
-
-
 def record(kind: type[Method[Any]]) -> dict[str, Any]:
     """Return the metadata of a method as plain data."""
-    defaults = {name: default for name, default, _ in describe(kind.settings_class)}
-    needs = [word for flag, word in _needs(kind) if flag]
+    defaults, info = {name: default for name, default, _ in describe(kind.settings_class)}, kind.info
+    needs = {
+        "linear classifier": info.needs_classifier,
+        "BatchNorm": info.needs_norm,
+        f"source data ({info.source})": info.source != "never",
+        "images in [0, 1]": info.views,
+        f"batch of {info.min_batch}": info.min_batch > 1,
+    }
     return {
-        **dataclasses.asdict(kind.info),
+        **dataclasses.asdict(info),
         "trains": defaults.get("scope", "-") if issubclass(kind.settings_class, GradientSettings) else "-",
         "norm": defaults["norm"],
         "output": defaults.get("output", "before"),
-        "needs": needs,
+        "needs": [need for need, needed in needs.items() if needed],
     }
 
 
-def _needs(kind: type[Method[Any]]) -> list[tuple[bool, str]]:
-    info = kind.info
-    return [
-        (info.needs_classifier, "linear classifier"),
-        (info.needs_norm, "BatchNorm"),
-        (info.source != "never", f"source data ({info.source})"),
-        (info.views, "images in [0, 1]"),
-        (info.min_batch > 1, f"batch of {info.min_batch}"),
-    ]
-
-
-def _print_methods(as_json: bool) -> None:
+def run(args: argparse.Namespace) -> None:
+    """Print methods or settings."""
+    if args.method is not None:
+        _print_settings(args.method, args.json)
+        return
     records = [record(get_method(name)) for name in list_methods()]
-    if as_json:
+    if args.json:
         print_json(records)
         return
     headers = ["method", "trains", "norm", "output", "cost per batch", "host reads", "needs", "paper"]

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,28 +33,21 @@ def add_model_arguments(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, adapting: bool = True, required: bool = True
 ) -> None:
     """Declare the options of the model and, if `adapting`, of the method."""
-    parser.add_argument(
-        "--model",
-        required=required,
-        metavar="NAME_OR_FILE",
-        help="network name (timm, torchvision/NAME, built-in or package.module:build), weight file, or folder written "
-        "by dpl train or by transformers",
-    )
-    parser.add_argument(
-        "--network", metavar="NAME", help="architecture, if --model is a weight file without a record of dpl train"
-    )
-    parser.add_argument("--weights", type=Path, help="weight file for a named network (.safetensors, .pth)")
-    parser.add_argument("--pretrained", action="store_true", help="let timm or torchvision download their weights")
-    parser.add_argument("--random-weights", action="store_true", help="run an untrained network, to try things out")
-    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE",
-                        help="import a module of yours first, which registers methods")  # fmt: skip
-    parser.add_argument("--classes", type=Path, help="class names in the network's order, one per line")
+    add = parser.add_argument
+    kinds = "network name (timm, torchvision/NAME, built-in or package.module:build), weight file, or folder written "
+    add("--model", required=required, metavar="NAME_OR_FILE", help=f"{kinds}by dpl train or by transformers")
+    add("--network", metavar="NAME", help="architecture, if --model is a weight file without a record of dpl train")
+    add("--weights", type=Path, help="weight file for a named network (.safetensors, .pth)")
+    add("--pretrained", action="store_true", help="let timm or torchvision download their weights")
+    add("--random-weights", action="store_true", help="run an untrained network, to try things out")
+    add("--import", dest="imports", action="append", default=[], metavar="MODULE",
+        help="import a module of yours first, which registers methods")  # fmt: skip
+    add("--classes", type=Path, help="class names in the network's order, one per line")
     if adapting:
-        how = "see dpl list (default: %(default)s)"
-        parser.add_argument("--method", default=DEFAULT_METHOD, help=how)
-        parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
-    parser.add_argument("--size", type=int, help="image size in pixels (default: the network's)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
+        add("--method", default=DEFAULT_METHOD, help="see dpl list (default: %(default)s)")
+        add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
+    add("--size", type=int, help="image size in pixels (default: the network's)")
+    add("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
 
 
 def training_record(args: argparse.Namespace) -> dict[str, Any]:
@@ -100,9 +94,7 @@ def source_network(
     """Return the network of the options, on its device, and the side of its images in pixels."""
     for module in args.imports:
         import_object(module)
-    path = Path(args.model)
-    weights, name = args.weights, args.network or args.model
-    with_weights = is_pretrained_folder(name) or args.pretrained
+    path, name, weights = Path(args.model), args.network or args.model, args.weights
     if path.exists() and not is_pretrained_folder(path):
         weights = path / "best.safetensors" if path.is_dir() else path
         name = args.network or record.get("network")
@@ -110,7 +102,7 @@ def source_network(
             raise SettingError(f"--model {path} contains weights only; name the architecture with --network NAME")
     count = len(classes) if classes else _head_size(name, weights) if weights is not None else None
     network = create(name, num_classes=count, weights=weights, pretrained=args.pretrained)
-    if weights is None and not (with_weights or args.random_weights):
+    if weights is None and not (is_pretrained_folder(name) or args.pretrained or args.random_weights):
         raise SettingError(
             f"--model {name} names a network without trained weights: give --weights FILE or --pretrained "
             "(or --random-weights, to try things out)"
@@ -176,8 +168,7 @@ def _some_of(
 def check_counts(args: argparse.Namespace, *names: str) -> None:
     """Refuse options below 1; those that were not given are skipped."""
     for name in names:
-        value = getattr(args, name)
-        if value is not None and value < 1:
+        if (value := getattr(args, name)) is not None and value < 1:
             raise SettingError(f"--{name.replace('_', '-')} {value}: expected at least 1")
 
 
@@ -191,19 +182,14 @@ def parse_settings(
 
     The usual ones are a number (YAML itself does not take 1e-4 for one), true or false, null, or a word.
     """
-    settings = {}
+    settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise SettingError(f"{option} {pair}: expected KEY=VALUE, e.g. {option} {example}")
-        settings[key] = _value(value, kinds)
+        settings[key] = value
+        for read in kinds:
+            with suppress(ValueError, yaml.YAMLError):
+                settings[key] = read(value)
+                break
     return settings
-
-
-def _value(text: str, kinds: Sequence[Callable[[str], Any]]) -> Any:
-    for read in kinds:
-        try:
-            return read(text)
-        except (ValueError, yaml.YAMLError):
-            continue
-    return text

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dpl.cli.console import print_json, progress
 from dpl.core.errors import SettingError
+from dpl.core.extras import optional
 
 if TYPE_CHECKING:
     from dpl.report import Run
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the runs, write the page, and print where it is."""
+    for library in ("pandas", "jinja2"):
+        optional(library, "bench")
     from dpl.report import check_output, default_output, read_runs, write_report, write_tables
 
     if args.data is not None and not args.data.is_dir():
@@ -42,24 +45,22 @@ def run(args: argparse.Namespace) -> int:
             advance(1, path.name)
     page = write_report(found, out)
     tables = write_tables(found, page, [name for name in ("latex", "csv", "png") if getattr(args, name)])
-    _print(found, page, tables, args.json)
+    if args.json:
+        facts = [{"name": r.name, "status": r.status, "whole": r.whole, "problems": len(r.problems)} for r in found]
+        files = [str(path) for path in tables]
+        print_json({"page": str(page), "bytes": page.stat().st_size, "tables": files, "runs": facts})
+    else:
+        _print(found)
+        print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)", *tables, sep="\n")
     if args.open:
         webbrowser.open(page.resolve().as_uri())
     return 0
 
 
-def _print(runs: "list[Run]", page: Path, tables: list[Path], as_json: bool) -> None:
-    if as_json:
-        facts = [{"name": r.name, "status": r.status, "whole": r.whole, "problems": len(r.problems)} for r in runs]
-        files = [str(path) for path in tables]
-        print_json({"page": str(page), "bytes": page.stat().st_size, "tables": files, "runs": facts})
-        return
+def _print(runs: "list[Run]") -> None:
     for found in runs:
         print(f"{found.name}: {found.status}")
         for item in found.problems[:5]:
             print(item.lines())
         if len(found.problems) > 5:
             print(f"- and {len(found.problems) - 5} more; the page has them all")
-    print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
-    for path in tables:
-        print(path)

@@ -1,8 +1,8 @@
 """`dpl reproduce`: a table of the paper, measured beside reported, or one of its figures."""
 
 import argparse
+import dataclasses
 import shlex
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +13,11 @@ from dpl.cli.console import print_json, print_table, warn
 from dpl.cli.models import check_counts
 from dpl.cli.progress import watched
 from dpl.core.errors import SettingError
+from dpl.core.extras import optional
 
 if TYPE_CHECKING:  # these need the bench extra, the help does not
-    from dpl.reproduce.compare import CellText, ComparisonTable
-    from dpl.reproduce.document import Item
-    from dpl.reproduce.targets import Request, Result
+    from dpl.reproduce.compare import CellText
+    from dpl.reproduce.plan import Result
 
 __all__ = ["add_arguments", "run"]
 
@@ -39,39 +39,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run what is missing, write the files and print the table; return 1 where a run failed."""
-    from dpl.reproduce.targets import find_target
-
     check_counts(args, "limit", "seeds", "threads")
     if args.data is None and not args.no_run:
         raise SettingError("--data DIR: missing; leave it out with --no-run only")
-    result = find_target(args.what).make(_request(args))
-    if args.json:
-        _print_json(args.what, result)
-    else:
-        _print(result)
-    return 1 if result.failed else 0
-
-
-def _request(args: argparse.Namespace) -> "Request":
-    from dpl.reproduce.targets import Request
-
     if args.threads:
         torch.set_num_threads(args.threads)
-    data = args.data or Path("data")
-    return Request(
+    for library in ("pandas", "jinja2"):
+        optional(library, "bench")
+    from dpl.reproduce.plan import Request
+    from dpl.reproduce.targets import find_target
+
+    make, data = find_target(args.what), args.data or Path("data")
+    request = Request(
         data=data,
         weights=args.weights or data / "weights",
-        out=args.out,
         store=args.store or args.out / "runs",
-        config=args.config,
-        limit=args.limit,
-        seeds=args.seeds,
-        quick=args.quick,
         run=not args.no_run,
         watch=partial(watched, quiet=args.json),
         say=warn,
         command=_command(args),
+        **{name: getattr(args, name) for name in ("out", "config", "limit", "seeds", "quick")},
     )
+    result = make(request)
+    _print(result, args)
+    return 1 if result.failed else 0
 
 
 def _command(args: argparse.Namespace) -> str:
@@ -83,32 +74,26 @@ def _command(args: argparse.Namespace) -> str:
     return shlex.join([*words, *(f"--{name.replace('_', '-')}" for name in ("quick", "no_run") if getattr(args, name))])
 
 
-def _print_json(what: str, result: "Result") -> None:
-    document = None if result.document is None else result.document.record()
-    files = [str(path) for path in result.files]
-    print_json({"what": what, "files": files, "failed": result.failed, "document": document})
-
-
-def _print(result: "Result") -> None:
-    if result.document is not None:
-        if result.document.caution:
-            print(result.document.caution)
-        for grid in result.document.grids:
-            _print_grid(grid)
-        _print_lists(result.document.differences, result.missing)
+def _print(result: "Result", args: argparse.Namespace) -> None:
+    document = result.document
+    if args.json:
+        facts = {"files": [str(path) for path in result.files], "failed": result.failed}
+        print_json({"what": args.what, **facts, "document": dataclasses.asdict(document)})
+        return
+    lists = {"What differs from the paper:": [f"- {text}" for text in document.differences]}
+    lists["What is missing:"] = [item.lines() for item in result.missing]
+    if document.caution:
+        print(document.caution)
+    for grid in document.grids:
+        headers = ["method", "", *(column.name for column in grid.columns)]
+        rows = [[name, kind, *map(_plain, texts)] for row in grid.rows for name, _, kind, texts in grid.lines(row)]
+        print_table(headers, rows, f"{grid.title} ({grid.metric} in percent)")
+        print()
+    for title, lines in lists.items():
+        if lines:
+            print(title, *lines, sep="\n")
     for path in result.files:
         print(path)
-
-
-def _print_grid(grid: "ComparisonTable") -> None:
-    headers = ["method", "", *(column.name for column in grid.columns)]
-    rows = []
-    for row in grid.rows:
-        measured, reported = grid.texts(row)
-        rows.append([row.name, "measured", *map(_plain, measured)])
-        rows += [["", "reported", *map(_plain, reported)]] if row.printed else []
-    print_table(headers, rows, f"{grid.title} ({grid.metric} in percent)")
-    print()
 
 
 def _plain(text: "CellText | None") -> str:
@@ -118,14 +103,3 @@ def _plain(text: "CellText | None") -> str:
     mark = {1: "*", 2: "+"}.get(text.rank or 0, "")
     deviation = f" ±{text.deviation}" if text.deviation else ""
     return f"{text.figure}{mark}{deviation}" + (f" ({text.coverage})" if text.coverage else "")
-
-
-def _print_lists(differences: Sequence[str], missing: "Sequence[Item]") -> None:
-    if differences:
-        print("What differs from the paper:")
-    for text in differences:
-        print(f"- {text}")
-    if missing:
-        print("What is missing:")
-    for item in missing:
-        print(item.lines())

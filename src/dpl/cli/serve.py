@@ -16,14 +16,16 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, get_args
 
+import torch
+from torch import Tensor
+
+import dpl
 from dpl.cli.console import print_json, warn
 from dpl.cli.models import (
     add_model_arguments,
-    class_names,
-    evaluation_transform,
     labelled_images,
+    load_source,
     parse_settings,
-    source_network,
     spread,
     training_record,
 )
@@ -31,15 +33,15 @@ from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import optional
 from dpl.core.files import file_sha256
 from dpl.core.settings import whole_number
+from dpl.data import open_folder
+from dpl.data.transforms import Evaluation
+from dpl.methods import get_method
+from dpl.runs.folder import FolderRun
+from dpl.serve.settings import RaySettings, ServeSettings
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from dpl.data.transforms import Evaluation
-    from dpl.model.adaptive import AdaptiveModel
     from dpl.serve.middleware import Tokens
     from dpl.serve.server import Server
-    from dpl.serve.settings import ServeSettings
 
 __all__ = ["add_arguments", "run"]
 
@@ -56,8 +58,6 @@ _EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    from dpl.serve.settings import RaySettings, ServeSettings
-
     parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     model, storage, limits, security, ray = (
         parser.add_argument_group(title) for title in ("model", "storage", "limits", "security", "Ray")
@@ -100,28 +100,24 @@ def _add_security(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_setting(group: argparse._ArgumentGroup, field: "dataclasses.Field[Any]") -> None:
-    option, meaning = f"--{field.name.replace('_', '-')}", field.metadata["help"]
-    if isinstance(field.default, (int, float)):
-        group.add_argument(option, type=type(field.default), default=field.default, metavar="N",
-                           help=f"{meaning} (default: %(default)s)")  # fmt: skip
-    elif field.default is None:
-        group.add_argument(option, help=meaning)
-    else:
-        group.add_argument(option, choices=get_args(field.type), default=field.default,
-                           help=f"{meaning} (default: %(default)s)")  # fmt: skip
+    default, about = field.default, field.metadata["help"]
+    if default is not None:
+        about += " (default: %(default)s)"
+    kind: dict[str, Any] = {"type": type(default), "metavar": "N"} if isinstance(default, (int, float)) else {}
+    choices = get_args(field.type) if isinstance(default, str) else None
+    group.add_argument(f"--{field.name.replace('_', '-')}", default=default, choices=choices, help=about, **kind)
 
 
 def run(args: argparse.Namespace) -> None:
     """Load the model and serve until stopped."""
     for module in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
         optional(module, "serve")
-    from dpl.serve.settings import ServeSettings
-
-    settings = ServeSettings(**_values(args, ServeSettings))
     if args.engine == "ray":
-        _run_on_ray(args, settings)
+        optional("ray.serve", "ray")
+    settings, tokens = ServeSettings(**_values(args, ServeSettings)), _tokens(args)
+    if args.engine == "ray":
+        _run_on_ray(args, settings, tokens)
         return
-    tokens = _tokens(args)
     with _bound(args.host, args.port) as place:
         server = _server(args, settings, tokens)
         _announce(args, place.getsockname()[1], server.about, server.problems)
@@ -132,13 +128,11 @@ def _values(args: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(kind)}
 
 
-def _run_on_ray(args: argparse.Namespace, settings: "ServeSettings") -> None:
+def _run_on_ray(args: argparse.Namespace, settings: ServeSettings, tokens: "Tokens | None") -> None:
     """Serve from several processes, each with the streams that it owns."""
-    optional("ray.serve", "ray")
     from dpl.serve.ray import serve_on_ray
-    from dpl.serve.settings import RaySettings
 
-    options, tokens = RaySettings(**_values(args, RaySettings)), _tokens(args)
+    options = RaySettings(**_values(args, RaySettings))
     _source(args)[0]()  # a wrong option is reported here, in one line
     with _bound(args.host, args.port) as place:
         port = place.getsockname()[1]
@@ -153,7 +147,7 @@ def _run_on_ray(args: argparse.Namespace, settings: "ServeSettings") -> None:
         stop.wait()
 
 
-def _replica(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens | None", index: int) -> "Server":
+def _replica(args: argparse.Namespace, settings: ServeSettings, tokens: "Tokens | None", index: int) -> "Server":
     """Open the server of one replica, in its own process."""
     from dpl.serve.ray import replica_folder
 
@@ -187,12 +181,10 @@ def _bound(host: str, port: int) -> socket.socket:
     return place
 
 
-def _server(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens | None") -> "Server":
+def _server(args: argparse.Namespace, settings: ServeSettings, tokens: "Tokens | None") -> "Server":
     """Load the model and open the state folder."""
-    import torch
-
-    from dpl.serve.logs import configure_logging
-    from dpl.serve.server import open_server
+    from dpl.serve.monitoring import configure_logging
+    from dpl.serve.server import Server
 
     configure_logging(args.log_format)
     if args.journal is not None:  # this handler opens a new file after a log rotation
@@ -201,47 +193,41 @@ def _server(args: argparse.Namespace, settings: "ServeSettings", tokens: "Tokens
         torch.set_num_threads(whole_number("--threads", args.threads, 1))
     make, transform, size, names = _source(args)
     identity = {"source_images": _digest(args.source)} if args.source else {}
-    return open_server(make, transform, (3, size, size), settings, names=names, tokens=tokens, identity=identity)
+    return Server(make, transform, (3, size, size), settings, names=names, tokens=tokens, identity=identity)
 
 
 def _digest(folder: Path) -> str:
     """Identify a folder of images by the names of all and the contents of those that are read, wherever it lies."""
-    from dpl.data import open_folder
-
     images = open_folder(folder)
     files = [Path(images.location(index)) for index in range(len(images))]
     read = {files[index] for index in spread(len(files), _SOURCE)}  # those of `labelled_images`
     digest = hashlib.sha256()
     for file in sorted(files):
-        name, contents = file.relative_to(folder).as_posix(), _contents(file) if file in read else ""
-        digest.update(f"{name} {contents}\n".encode("utf-8", "surrogateescape"))
+        try:
+            contents = file_sha256(file) if file in read else ""
+        except DataError:  # it is skipped as an image, too; a link may lead nowhere
+            contents = "unreadable"
+        digest.update(f"{file.relative_to(folder).as_posix()} {contents}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
-def _contents(file: Path) -> str:
-    try:
-        return file_sha256(file)
-    except DataError:  # it is skipped as an image, too; a link may lead nowhere
-        return "unreadable"
-
-
-def _source(args: argparse.Namespace) -> "tuple[Callable[[], AdaptiveModel], Evaluation, int, tuple[str, ...]]":
+def _source(args: argparse.Namespace) -> tuple[Callable[[], dpl.AdaptiveModel], Evaluation, int, tuple[str, ...]]:
     """Return what makes an adaptive model, the transform of an image to its input, its size, and the class names."""
-    record = training_record(args)
-    classes = class_names(args.classes) or record.get("classes")
-    network, own_size = source_network(args, record, classes)
-    size, names = args.size or record.get("size") or own_size, tuple(classes or ())
-    transform = evaluation_transform(size, square="size" in record)
+    network, transform, size = load_source(args)
+    names = tuple(training_record(args).get("classes") or ())
     return _maker(args, network, transform, names), transform, size, names
 
 
 def _maker(
-    args: argparse.Namespace, network: "nn.Module", transform: "Evaluation", names: tuple[str, ...]
-) -> "Callable[[], AdaptiveModel]":
-    import torch
+    args: argparse.Namespace, network: torch.nn.Module, transform: Evaluation, names: tuple[str, ...]
+) -> Callable[[], dpl.AdaptiveModel]:
+    """Return what makes an adaptive model; labelled images are read once, and all models share them."""
 
-    import dpl
-    from dpl.methods import get_method
+    def labelled(folder: Path | None, option: str, limit: int) -> list[tuple[Tensor, Tensor]] | None:
+        if folder is None:
+            return None
+        run = FolderRun(open_folder(folder, names or None), transform, Path(), names)
+        return labelled_images(folder, run, limit, option)
 
     # A fixed layout: a restarted server must continue with bitwise identical results.
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -253,24 +239,11 @@ def _maker(
         network,
         args.method,
         guard=guard,
-        source=_labelled(args.source, "--source", _SOURCE, transform, names),
-        calibrate=_labelled(args.calibrate, "--calibrate", _CALIBRATE, transform, names),
+        source=labelled(args.source, "--source", _SOURCE),
+        calibrate=labelled(args.calibrate, "--calibrate", _CALIBRATE),
         layout="as_is",
         **parse_settings(args.set),
     )
-
-
-def _labelled(
-    folder: Path | None, option: str, limit: int, transform: "Evaluation", names: tuple[str, ...]
-) -> "list[tuple[Tensor, Tensor]] | None":
-    """Read labelled images once; all live models share them."""
-    from dpl.data import open_folder
-    from dpl.runs.folder import FolderRun
-
-    if folder is None:
-        return None
-    run = FolderRun(open_folder(folder, names or None), transform, Path(), names)
-    return labelled_images(folder, run, limit, option)
 
 
 def _announce(args: argparse.Namespace, port: int, about: Mapping[str, Any], problems: Sequence[str]) -> None:
@@ -289,7 +262,7 @@ def _serve(args: argparse.Namespace, place: socket.socket, server: "Server") -> 
     import uvicorn
 
     from dpl.serve.app import make_app
-    from dpl.serve.protocol import limited_protocol
+    from dpl.serve.middleware import limited_protocol
 
     settings = server.settings
     server.decoders.start()

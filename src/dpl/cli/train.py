@@ -3,46 +3,38 @@
 import argparse
 import dataclasses
 import os
-from typing import Any
 
 from dpl.cli.console import print_json, print_table, progress
 from dpl.core.settings import describe
-from dpl.training import StepReport, TrainResult, TrainSpec, train
+from dpl.training import StepReport, TrainSpec, train
 
 __all__ = ["add_arguments", "run"]
-
-_SETTINGS = [field.name for field in dataclasses.fields(TrainSpec)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--data", required=True, metavar="DIR", help="folder that contains the benchmark")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the run; an unfinished run resumes")
-    parser.add_argument("--dataset", required=True, help="PACS, VLCS, OfficeHome, TerraIncognita, DomainNet-126 ...")
+    add = parser.add_argument
+    add("--data", required=True, metavar="DIR", help="folder that contains the benchmark")
+    add("--out", required=True, metavar="DIR", help="folder of the run; an unfinished run resumes")
+    add("--dataset", required=True, help="PACS, VLCS, OfficeHome, TerraIncognita, DomainNet-126 ...")
     domain = parser.add_mutually_exclusive_group(required=True)
+    kinds = {"network": (str, "NAME"), "weights": (str, "FILE"), "lr": (float, "N")}
     for name, default, meaning in describe(TrainSpec):
+        kind, metavar = kinds.get(name, (int, "N"))
+        shown = meaning if default is None else f"{meaning} (default: %(default)s)"
         if name in ("target", "source"):
             domain.add_argument(f"--{name}", metavar="DOMAIN", help=meaning)
         elif name != "dataset":
-            _add_setting(parser, name, default, meaning)
-    parser.add_argument("--save-every", type=int, metavar="N", help="steps between saves (default: as --eval-every)")
-    parser.add_argument("--workers", type=int, default=2, metavar="N",
-                        help="threads that read images (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--cache", metavar="DIR", help="folder for decoded images; all must have one size")
-    parser.add_argument("--device", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
-
-
-def _add_setting(parser: argparse.ArgumentParser, name: str, default: Any, meaning: str) -> None:
-    kinds: dict[str, Any] = {"network": str, "weights": str, "lr": float}
-    shown = meaning if default is None else f"{meaning} (default: %(default)s)"
-    metavar = {"network": "NAME", "weights": "FILE"}.get(name, "N")
-    option = f"--{name.replace('_', '-')}"
-    parser.add_argument(option, type=kinds.get(name, int), default=default, metavar=metavar, help=shown)
+            add(f"--{name.replace('_', '-')}", type=kind, default=default, metavar=metavar, help=shown)
+    add("--save-every", type=int, metavar="N", help="steps between saves (default: as --eval-every)")
+    add("--workers", type=int, default=2, metavar="N", help="threads that read images (default: %(default)s)")
+    add("--cache", metavar="DIR", help="folder for decoded images; all must have one size")
+    add("--device", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
 
 
 def run(args: argparse.Namespace) -> None:
     """Train, then print the best validation accuracy."""
-    spec = TrainSpec(**{name: getattr(args, name) for name in _SETTINGS})
+    spec = TrainSpec(**{name: getattr(args, name) for name, _, _ in describe(TrainSpec)})
     silent = int(os.environ.get("RANK", "0")) > 0  # of several processes that torchrun started only the first prints
     with progress("training", spec.steps, quiet=args.json or silent) as advance:
 
@@ -54,15 +46,10 @@ def run(args: argparse.Namespace) -> None:
             spec, data=args.data, out=args.out, on_step=on_step, workers=args.workers, cache=args.cache,
             save_every=args.save_every, device=args.device,
         )  # fmt: skip
-    if not silent:
-        _print(result, args.json)
-
-
-def _print(result: TrainResult, as_json: bool) -> None:
-    if as_json:
+    if args.json and not silent:
         print_json(dataclasses.asdict(result) | {"weights": str(result.weights)})
-        return
-    rows = [[domain, f"{accuracy:.1f}"] for domain, accuracy in result.validation.items()]
-    rows.append(["mean", f"{result.mean:.1f}"])
-    print_table(["source domain", "validation accuracy, %"], rows, title=f"Best after step {result.step}")
-    print(f"\nWeights: {result.weights}")
+    elif not silent:
+        accuracies = {**result.validation, "mean": result.mean}
+        rows = [[domain, f"{accuracy:.1f}"] for domain, accuracy in accuracies.items()]
+        print_table(["source domain", "validation accuracy, %"], rows, title=f"Best after step {result.step}")
+        print(f"\nWeights: {result.weights}")

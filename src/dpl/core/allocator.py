@@ -19,10 +19,8 @@ def keep_freed_memory() -> bool:
     of its time. The setting applies to the whole process, whose memory then stays at its peak: the program decides on
     it, not the library.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # another C library
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if mallopt is None:  # another system or C library
         return False
     mapped = mallopt(_MMAP_THRESHOLD, _LARGE) or mallopt(_MMAP_THRESHOLD, _LARGEST_ONCE)
     return bool(mapped and mallopt(_TRIM_THRESHOLD, _NEVER))

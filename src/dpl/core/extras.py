@@ -15,9 +15,6 @@ from dpl.core.errors import MissingExtraError, SettingError
 
 __all__ = ["choose_device", "declare_torchvision_operators", "entry_points", "import_object", "optional"]
 
-# Operators whose absence makes a registry torchvision fail at import beside a CPU-only torch.
-_MISSING_OPERATORS = ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-                      "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # fmt: skip
 _declared: list[Any] = []  # keeps the operator library alive, without which the declarations would vanish
 
 
@@ -79,6 +76,6 @@ def declare_torchvision_operators() -> None:
     if version is None or not version.is_file() or "+cu" not in version.read_text():
         return
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for operator in _MISSING_OPERATORS:
-        library.define(operator)  # type: ignore[no-untyped-call]
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
     _declared.append(library)

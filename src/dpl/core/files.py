@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +20,6 @@ __all__ = [
     "clear_drafts", "file_sha256", "lock", "naming", "open_lock", "remove_folder", "replacing", "sync_folder",
     "write_file", "write_folder",
 ]  # fmt: skip
-
-_UMASK = os.umask(0o022)  # the mask of file modes can only be read by setting it, which is safe in one thread only
-os.umask(_UMASK)
 
 
 def write_file(path: Path, data: bytes | str) -> Path:
@@ -36,14 +32,10 @@ def write_file(path: Path, data: bytes | str) -> Path:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a draft to write to; it takes the place of `path` if the block ends well, and is removed if not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    draft = Path(name)
+    draft = _draft(path)
     try:
         with naming(path):
             yield draft
-            draft.chmod(0o666 & ~_UMASK)
             _sync(draft)
             os.replace(draft, path)
             sync_folder(path.parent)
@@ -53,15 +45,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
     """Write a folder of files; an older folder stays readable, at the latest as `.NAME.previous`, until this one is."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-    previous = folder.with_name(f".{folder.name}.previous")
+    draft, previous = _draft(folder), folder.with_name(f".{folder.name}.previous")
     try:
         with naming(folder):
+            draft.mkdir()
             for name, data in files.items():
                 (draft / name).write_bytes(data)
                 _sync(draft / name)
-            draft.chmod(0o777 & ~_UMASK)
             sync_folder(draft)
             if folder.exists():
                 shutil.rmtree(previous, ignore_errors=True)
@@ -76,9 +66,14 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 def remove_folder(folder: Path) -> None:
     """Delete a folder; a crash on the way leaves a draft, never half of the folder."""
-    doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
-    folder.rename(doomed)  # needs no room, so that a folder can be deleted from a full disk
+    doomed = folder.rename(_draft(folder))  # needs no room, so that a folder can be deleted from a full disk
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _draft(place: Path) -> Path:
+    """Return a new name beside a place, in a folder that exists."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return place.with_name(f".{place.name}.{secrets.token_hex(4)}.tmp")
 
 
 def clear_drafts(folder: Path, name: str = "*") -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from itertools import islice
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +14,11 @@ from torch.autograd.function import once_differentiable
 from dpl.core.errors import InputError, SettingError
 
 __all__ = [
-    "at_least_float32", "cosines", "full_precision", "is_autocast_on", "outside_inference_mode", "read_together",
-    "variance_and_mean", "without_autocast",
+    "at_least_float32", "cosines", "full_precision", "is_autocast_on", "read_together", "variance_and_mean",
+    "without_autocast",
 ]  # fmt: skip
 
 P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -40,19 +39,6 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which no autocast is on for this device."""
     available = torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if available else nullcontext()
-
-
-def outside_inference_mode(method: Callable[P, R]) -> Callable[P, R]:
-    """Run a method that makes or changes state outside `torch.inference_mode`: tensors made there can never train."""
-
-    @wraps(method)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not torch.is_inference_mode_enabled():
-            return method(*args, **kwargs)
-        with torch.inference_mode(False), torch.no_grad():
-            return method(*args, **kwargs)
-
-    return wrapped
 
 
 def is_autocast_on(device: torch.device) -> bool:

@@ -1,6 +1,5 @@
 """Optimizers by name, a step that can be called off on the device, and state by parameter name."""
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from inspect import unwrap
@@ -23,14 +22,19 @@ class NamedOptimizer:
     """An optimizer over named parameters."""
 
     def __init__(
-        self,
-        parameters: Mapping[str, Parameter],
-        kind: str | OptimizerFactory,
-        lr: float,
-        weight_decay: float = 0.0,
+        self, parameters: Mapping[str, Parameter], kind: str | OptimizerFactory, lr: float, weight_decay: float = 0.0
     ) -> None:
         self.parameters, self._named = dict(parameters), isinstance(kind, str)
-        self.optimizer = _make(list(self.parameters.values()), kind, lr, weight_decay)
+        common: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+        common |= {"fused": _has_fused_step(self.parameters.values())}
+        sgd = partial(SGD, momentum=0.9, **common)
+        named: dict[str, OptimizerFactory]
+        named = {"adam": partial(Adam, **common), "sgd": sgd, "nesterov": partial(sgd, nesterov=True)}
+        make = kind if callable(kind) else named.get(kind)
+        if make is None:
+            known = ", ".join(map(repr, named))
+            raise SettingError(f"optimizer={kind!r}: expected {known} or a callable of the parameters")
+        self.optimizer: Optimizer = make(list(self.parameters.values()))
         # Without hooks and the profiler's marks: nothing comes after the kernel that could fail.
         step = unwrap(type(self.optimizer).step)
         self._take_step = partial(step, self.optimizer) if self._named else self.optimizer.step
@@ -76,15 +80,17 @@ class NamedOptimizer:
         count = held["step"].clone() if isinstance(held.get("step"), Tensor) else None
         try:
             with torch.no_grad():
-                if should_step is None:
-                    self._take_step()
-                elif self._is_fused:
-                    self._fused_step(should_step)
-                else:
+                if should_step is not None and not self._is_fused:
                     self._masked_step(should_step)
+                else:
+                    if should_step is not None:  # the flag that also stops a mixed-precision step
+                        self.optimizer.found_inf = (~should_step).float()  # type: ignore[attr-defined]
+                    self._take_step()
         except BaseException:
             self._undo_begun_step(count, fresh=not held)
             raise
+        finally:
+            vars(self.optimizer).pop("found_inf", None)
         for parameter in self.parameters.values():
             parameter.grad = None  # not by `zero_grad`, whose mark for the profiler may fail after the step
 
@@ -137,28 +143,16 @@ class NamedOptimizer:
         for group, lr in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = lr * factor
 
-    def _fused_step(self, should_step: Tensor) -> None:
-        """Step with the flag that also stops a mixed-precision step."""
-        self.optimizer.grad_scale = None  # type: ignore[attr-defined]
-        self.optimizer.found_inf = (~should_step).float()  # type: ignore[attr-defined]
-        try:
-            self._take_step()
-        finally:
-            del self.optimizer.found_inf, self.optimizer.grad_scale  # type: ignore[attr-defined]
-
     def _masked_step(self, should_step: Tensor) -> None:
         """Step, and take it back on the device where the flag is false; only counts on the host go on."""
-        before = {name: value.clone() for name, value in self._on_device().items()}
+        devices = {parameter.device for parameter in self.parameters.values()}
+        before = {name: value.clone() for name, value in [*self.parameters.items(), *self._entries()]}
         self._take_step()
         for name, parameter in self.parameters.items():
             parameter.sub_(before[name]).mul_(self._factor).add_(before[name])
-        for name, value in self._on_device().items():
-            value.copy_(torch.where(should_step, value, before.get(name, torch.zeros_like(value))))
-
-    def _on_device(self) -> dict[str, Tensor]:
-        """Return parameters and state by name, without counts on the host."""
-        devices = {parameter.device for parameter in self.parameters.values()}
-        return self.parameters | {name: value for name, value in self._entries() if value.device in devices}
+        for name, value in [*self.parameters.items(), *self._entries()]:
+            if value.device in devices:
+                value.copy_(torch.where(should_step, value, before.get(name, torch.zeros_like(value))))
 
     def _entries(self) -> list[tuple[str, Tensor]]:
         """Return the optimizer's state with its names, `<parameter>/<entry>`."""
@@ -194,7 +188,7 @@ class NamedOptimizer:
         for key, value in flat.items():
             name, _, entry = key.rpartition("/")
             state.setdefault(index[name], {})[entry] = laid_out_like(self.parameters[name], value)
-        groups = copy.deepcopy(self.optimizer.state_dict()["param_groups"])
+        groups = self.optimizer.state_dict()["param_groups"]
         if self._named:  # the parameters may have moved
             groups = [group | {"fused": _has_fused_step(self.parameters.values())} for group in groups]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -210,14 +204,3 @@ def laid_out_like(parameter: Tensor, value: Tensor) -> Tensor:
 
 def _has_fused_step(parameters: Iterable[Tensor]) -> bool:
     return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
-
-
-def _make(parameters: list[Parameter], kind: str | OptimizerFactory, lr: float, weight_decay: float) -> Optimizer:
-    if callable(kind):
-        return kind(parameters)
-    common: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "fused": _has_fused_step(parameters)}
-    if kind == "adam":
-        return Adam(parameters, **common)
-    if kind in ("sgd", "nesterov"):
-        return SGD(parameters, momentum=0.9, nesterov=kind == "nesterov", **common)
-    raise SettingError(f"optimizer={kind!r}: expected 'adam', 'sgd', 'nesterov' or a callable of the parameters")

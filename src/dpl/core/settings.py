@@ -1,6 +1,7 @@
 """Settings: keyword-only, typed, frozen dataclasses whose fields document themselves and know their valid values."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index
@@ -41,9 +42,8 @@ class Checked:
     def __init_subclass__(cls, **defaults: Any) -> None:
         """Let a class line change inherited defaults: `class Tuned(GradientSettings, norm="batch")`."""
         super().__init_subclass__()
-        inherited: dict[str, dataclasses.Field[Any]] = {}
-        for base in reversed(cls.__mro__[1:]):
-            inherited |= getattr(base, "__dataclass_fields__", {})
+        bases = [base for base in reversed(cls.__mro__[1:]) if dataclasses.is_dataclass(base)]
+        inherited = {field.name: field for base in bases for field in dataclasses.fields(base)}
         for name, default in defaults.items():
             if name not in inherited:
                 raise SettingError(f"{cls.__name__} inherits no setting {name!r}. {did_you_mean(name, inherited)}")
@@ -53,7 +53,10 @@ class Checked:
     def __post_init__(self) -> None:
         types = get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            _check(self.owner, field, types[field.name], getattr(self, field.name))
+            kind, value = types[field.name], getattr(self, field.name)
+            several = get_origin(kind) is tuple and isinstance(value, tuple)
+            for entry in value if several else (value,):
+                _check(f"{self.owner}{field.name}={entry!r}", field, get_args(kind)[0] if several else kind, entry)
 
 
 def make_settings(kind: type[C], owner: str, values: Mapping[str, Any]) -> C:
@@ -81,14 +84,7 @@ def whole_number(what: str, value: Any, least: int) -> int:
     return number
 
 
-def _check(owner: str, field: "dataclasses.Field[Any]", kind: Any, value: Any) -> None:
-    """Check a value, or each entry of a tuple."""
-    several = get_origin(kind) is tuple and isinstance(value, tuple)
-    for entry in value if several else (value,):
-        _check_entry(f"{owner}{field.name}={entry!r}", field, get_args(kind)[0] if several else kind, entry)
-
-
-def _check_entry(name: str, field: "dataclasses.Field[Any]", kind: Any, value: Any) -> None:
+def _check(name: str, field: "dataclasses.Field[Any]", kind: Any, value: Any) -> None:
     low, high = field.metadata.get("low"), field.metadata.get("high")
     kinds = set(get_args(kind) or (kind,))
     choices = field.metadata.get("choices") or (get_args(kind) if get_origin(kind) is Literal else None)
@@ -104,14 +100,10 @@ def _check_entry(name: str, field: "dataclasses.Field[Any]", kind: Any, value: A
 
 
 def _check_number(name: str, value: Any, low: float | None, high: float | None, *, whole: bool) -> None:
-    expected = f"a {'whole ' if whole else ''}number{_range(low, high)}"
+    limits = {"from": low, "to": high} if None not in (low, high) else {"of at least": low, "of at most": high}
+    words = [f" {word} {limit}" for word, limit in limits.items() if limit is not None]
+    expected = f"expected a {'whole ' if whole else ''}number{''.join(words)}"
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        raise SettingError(f"{name} ({type(value).__name__}): expected {expected}")
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        raise SettingError(f"{name}: expected {expected}")
-
-
-def _range(low: float | None, high: float | None) -> str:
-    if low is not None and high is not None:
-        return f" from {low} to {high}"
-    return f" of at least {low}" if low is not None else f" of at most {high}" if high is not None else ""
+        raise SettingError(f"{name} ({type(value).__name__}): {expected}")
+    if not (-math.inf if low is None else low) <= value <= (math.inf if high is None else high):  # NaN is never
+        raise SettingError(f"{name}: {expected}")

@@ -1,13 +1,12 @@
 """Declared state: what a method carries from batch to batch, named once and never forgotten.
 
-Reset, snapshot, rollback and moves between devices walk the declarations, so a method cannot leave
-anything behind.
+Reset, snapshot, rollback and moves between devices walk the declarations, so a method cannot leave anything behind.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,27 +24,19 @@ class Stateful:
     on_host: ClassVar[bool] = False  # whether its own tensors stay on the CPU when the model moves
 
     def __init__(self) -> None:
-        self._values: list[str] = []
-        self._optional: set[str] = set()
+        self._values: dict[str, bool] = {}  # by name, whether it may be unset
         self._in_place: set[str] = set()
         self._modules_: dict[str, nn.Module] = {}
         self._parts: dict[str, Stateful] = {}
 
     def declare(self, **values: Value) -> None:
         """Declare attributes with their first values: tensors (of any later shape), counters, or None for unset."""
-        for name, value in values.items():
-            self._values.append(name)
-            if value is None:
-                self._optional.add(name)
-            setattr(self, name, value)
+        self._values |= {name: value is None for name, value in values.items()}
+        vars(self).update(values)
 
     def change_in_place(self, *names: str) -> None:
         """Say that the method changes these declared tensors in place, so that a failed call can undo it."""
         self._in_place |= set(names)
-
-    def declared(self) -> list[tuple[dict[str, Value], str]]:
-        """Return where the declared values are: dictionary and key."""
-        return [(vars(owner), name) for owner in self.everyone() for name in owner._values]
 
     def declare_module(self, name: str, module: nn.Module) -> None:
         """Declare a network of the method's own (a teacher, a projector) as the attribute `name`."""
@@ -57,9 +48,22 @@ class Stateful:
         self._parts[name] = part
         setattr(self, name, part)
 
+    def everyone(self) -> list["Stateful"]:
+        """Return this object and all its parts."""
+        return [self, *(owner for part in self._parts.values() for owner in part.everyone())]
+
+    def declared(self) -> list[tuple[dict[str, Value], str]]:
+        """Return where the declared values are: dictionary and key."""
+        return [(vars(owner), name) for owner in self.everyone() for name in owner._values]
+
     def state(self) -> dict[str, Tensor]:
         """Return a copy of everything declared; values that are None are left out."""
-        state = {name: _as_tensor(getattr(self, name)) for name in self._values if getattr(self, name) is not None}
+        state: dict[str, Tensor] = {}
+        for name in self._values:
+            value = getattr(self, name)
+            if value is not None:
+                exact = torch.float64 if isinstance(value, float) else None  # no digit may be lost
+                state[name] = torch.as_tensor(value, dtype=exact).detach().clone()
         for name, module in self._modules_.items():
             state |= {f"{name}.{key}": value.detach().clone() for key, value in module.state_dict().items()}
         for name, part in self._parts.items():
@@ -68,24 +72,26 @@ class Stateful:
 
     def check(self, state: Mapping[str, Tensor]) -> None:
         """Raise if `state` does not fit the declarations; changes nothing."""
-        for name in self._values:
-            if name not in state and name not in self._optional:
+        for name, optional in self._values.items():
+            if name in state:
+                _check_value(name, getattr(self, name), state[name])
+            elif not optional:
                 raise SnapshotError(f"state {name!r} is missing; this is not a state of {type(self).__name__}")
-            _check_value(name, getattr(self, name), state.get(name))
         for name, module in self._modules_.items():
-            if set(part_of(state, name)) != set(module.state_dict()):
+            if part_of(state, name).keys() != module.state_dict().keys():
                 raise SnapshotError(f"state of {name!r} has other parameters than {type(self).__name__} expects")
         for name, part in self._parts.items():
             part.check(part_of(state, name))
         below = tuple(f"{name}." for name in self._modules_ | self._parts)
-        unknown = {key for key in state if not key.startswith(below)} - set(self._values)
+        unknown = sorted(key for key in state if key not in self._values and not key.startswith(below))
         if unknown:
-            raise SnapshotError(f"unknown state {sorted(unknown)[:4]} for {type(self).__name__}")
+            raise SnapshotError(f"unknown state {unknown[:4]} for {type(self).__name__}")
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything declared to a copy of `state` (checked before)."""
         for name in self._values:
-            setattr(self, name, _like(getattr(self, name), state.get(name)))
+            value, is_number = state.get(name), isinstance(getattr(self, name), int | float)
+            setattr(self, name, None if value is None else value.item() if is_number else value.detach().clone())
         for name, module in self._modules_.items():
             module.load_state_dict(part_of(state, name))
         for name, part in self._parts.items():
@@ -112,18 +118,15 @@ class Stateful:
 
         Containers are copied. Tensors are not: for an object that replaces them and never changes them in place.
         """
-        kept = [(vars(owner), {k: _copied(v) for k, v in vars(owner).items()}) for owner in self.everyone()]
+        owners, containers = [vars(owner) for owner in self.everyone()], (dict, list, set, deque)
+        kept = [{k: copy(v) if isinstance(v, containers) else v for k, v in held.items()} for held in owners]
 
         def put_back() -> None:
-            for held, values in kept:
+            for held, values in zip(owners, kept, strict=True):
                 held.clear()
                 held.update(values)
 
         return put_back
-
-    def everyone(self) -> list["Stateful"]:
-        """Return this object and all its parts."""
-        return [self, *(owner for part in self._parts.values() for owner in part.everyone())]
 
     def counters(self) -> set[str]:
         """Return the names of the declared values that stay on the host: plain numbers, and all of some objects."""
@@ -175,30 +178,9 @@ def part_of(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}.")}
 
 
-def _copied(value: Any) -> Any:
-    """Copy containers, which may be changed in place; their contents are replaced, not changed."""
-    return copy(value) if isinstance(value, dict | list | set | deque) else value
-
-
-def _as_tensor(value: Value) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)  # no digit may be lost
-
-
-def _check_value(name: str, current: Value, value: Tensor | None) -> None:
+def _check_value(name: str, current: Value, value: Tensor) -> None:
     """Raise if a value of a state has another type than the present one."""
-    if value is None or current is None:
-        return
-    fits = value.dtype == current.dtype if isinstance(current, Tensor) else value.ndim == 0
+    expected = current.dtype if isinstance(current, Tensor) else "one number"
+    fits = value.dtype == expected if isinstance(current, Tensor) else current is None or value.ndim == 0
     if not fits:
-        expected = current.dtype if isinstance(current, Tensor) else "one number"
         raise SnapshotError(f"state {name!r} is {value.dtype} of shape {tuple(value.shape)}; expected {expected}")
-
-
-def _like(current: Value, value: Tensor | None) -> Value:
-    if value is None:
-        return None
-    if isinstance(current, (int, float)):
-        return value.item()
-    return value.detach().clone()

@@ -24,7 +24,7 @@ from dpl.data.cache import cached, sizes_differ
 from dpl.data.sets import Arrays, ImageSet, Indices, checked_indices
 from dpl.data.transforms import Augmentation, Evaluation, Pixels, Transform, to_float, unchanged
 
-__all__ = ["Batch", "batches", "training_batches"]
+__all__ = ["Batch", "batches", "decode_into", "training_batches"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -88,7 +88,7 @@ def batches(
         raise SettingError("transform: a random one belongs to training_batches; use square, resize_crop or unchanged")
     chosen = checked_indices(indices, len(image_set))
     if cache is not None and not _is_ready(image_set, transform):
-        held = _held(image_set, transform, Path(cache), workers)
+        held = decode_into(image_set, transform, Path(cache), workers)
         image_set, transform = (image_set, transform) if held is None else (held, unchanged())
     groups = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
     if isinstance(image_set.source, Arrays) and _is_ready(image_set, transform):
@@ -143,7 +143,8 @@ def _is_ready(image_set: ImageSet, transform: Transform) -> bool:
     return isinstance(image_set.source, Arrays) and transform == unchanged()
 
 
-def _held(image_set: ImageSet, transform: Transform, folder: Path, workers: int) -> ImageSet | None:
+def decode_into(image_set: ImageSet, transform: Transform, folder: Path, workers: int) -> ImageSet | None:
+    """Return the set with its transformed pixels from the cache in a folder; None if that cannot be written to."""
     if not isinstance(transform, Evaluation):
         raise SettingError(f"cache: {transform!r} cannot be cached; expected square, resize_crop or unchanged")
 

@@ -30,12 +30,8 @@ class DigitNetwork(nn.Sequential):
     def __init__(self) -> None:
         layers: dict[str, nn.Module] = {"stem": nn.Sequential(conv3x3(1, 16), nn.BatchNorm2d(16), nn.ReLU())}
         for i, (inputs, outputs, stride) in enumerate(((16, 16, 1), (16, 32, 2), (32, 64, 2)), 1):
-            layers[f"layer{i}"] = ResidualBlock(inputs, outputs, stride, _shortcut)
+            layers[f"layer{i}"] = ResidualBlock(inputs, outputs, stride, nn.Identity if inputs == outputs else conv1x1)
         super().__init__(OrderedDict(layers, pool=MeanPool(), fc=nn.Linear(64, 10)))
-
-
-def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    return nn.Identity() if inputs == outputs else conv1x1(inputs, outputs, stride)
 
 
 def mnist() -> tuple[Tensor, Tensor]:
@@ -62,13 +58,16 @@ def load_source_network() -> tuple[DigitNetwork, float]:
 
 
 def train_source_network(
-    seed: int = 0, epochs: int = 8, on_epoch: Callable[[int, float], None] | None = None
-) -> DigitNetwork:
+    seed: int,
+    epochs: int,
+    on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
+    make: Callable[[], nn.Module] = DigitNetwork,
+) -> nn.Module:
     """Train the source network on MNIST with small random affine changes; the same seed gives the same network."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = DigitNetwork()
+        network = make()
     images, labels = (part[:_TRAINED_ON] for part in mnist())
     optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
     steps = epochs * math.ceil(_TRAINED_ON / 64)
@@ -80,8 +79,7 @@ def train_source_network(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-        if on_epoch is not None:
-            on_epoch(epoch, float(loss.detach()))
+        on_epoch(epoch, float(loss.detach()))
     return network.eval()
 
 

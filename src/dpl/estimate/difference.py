@@ -1,17 +1,11 @@
 """Which of two models is better on the same images, without labels and without calibration.
 
-Two facts are compared. *Firm* predictions stay when an image is shrunk a little and, for the adapted model, when other
-images join its batch. Predictions that are artefacts of a batch (one class, few images) are not firm. *Classes* are the
-effective number of classes predicted: a collapsing model loses them, a model that recovers from a shift finds them.
-
     difference = firm(adapted) - firm(source) + worth (classes(adapted) - classes(source)) / classes that can be seen
 
-`worth` is larger for lost classes than for found ones: a batch of one class makes classes appear, too.
-
-A model that always gives the same answer is firm, too. So a gain in firm predictions counts by the share of the source
-model's classes that the adapted model still has, with the images before and in this look alone. The difference cannot
-exceed the share of images on which the predictions differ: elsewhere nothing is lost or won. Where the images have not
-shifted (`MeasuredShift`), the source model is as good as it ever was, and every other prediction counts as lost.
+`firm` is the share of predictions that stay when the image is shrunk and others join its batch, `classes` the effective
+number of classes predicted; docs/internals/guard.md gives the reasons. A gain in firm predictions counts by the share
+of the source model's classes that are left, the smaller one of this look and of all images counted. The difference is
+at most the share of predictions that differ. Where nothing has shifted, all of these count as lost.
 """
 
 from collections.abc import Sequence
@@ -24,7 +18,7 @@ from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.signals import Window
 from dpl.network.norm import UNKNOWN
 
-__all__ = ["Comparing", "Comparison", "begin_comparison", "compare"]
+__all__ = ["Comparison", "compare", "compared"]
 
 
 @dataclass(frozen=True)
@@ -40,49 +34,37 @@ class Comparison:
     source_classes: float  # the same for the source model
     shift: float | None  # how far the images lie from the source's, in its variances; None without BatchNorm
 
-
-@dataclass(frozen=True)
-class Comparing:
-    """A comparison whose numbers are still on the device, so that a caller can read them together with others."""
-
-    numbers: Tensor  # [8] shift, disagreement, both shares of firm predictions, four effective numbers of classes
-    rows: int
-    most_classes: int  # that could be seen
-    settings: EstimateSettings
-
-    def conclude(self, numbers: Sequence[float]) -> Comparison:
-        """Return the comparison; `numbers` were read on the host."""
-        shift, disagreement, firm, source_firm, own, other, *now = numbers
-        left = min(1.0, own / other, now[0] / now[1])
+    @classmethod
+    def read(cls, rows: int, numbers: Sequence[float], settings: EstimateSettings) -> "Comparison":
+        """Return what `compared` found, once its numbers were read on the host."""
+        shift, disagreement, firm, source_firm, own, other, own_now, other_now, seen = numbers
+        left = min(1.0, own / other, own_now / other_now)
         firmer = (firm - source_firm) * (left if firm > source_firm else 1.0)
-        worth = self.settings.found_classes if own > other else self.settings.lost_classes
-        found = firmer + worth * (own - other) / self.most_classes
-        most = disagreement if shift > self.settings.least_shift else -disagreement
-        found = max(-disagreement, min(most, found))
-        return Comparison(
-            self.rows, found, disagreement, firm, source_firm, own, other, None if shift > UNKNOWN / 2 else shift
-        )
-
-
-def begin_comparison(window: Window, rows: int, memory: int, shift: Tensor, settings: EstimateSettings) -> Comparing:
-    """Compare both models on the last `rows` of a window; count classes over the last `memory` of them."""
-    new, old = window.last(rows), window.last(max(rows, memory))
-    width = window.source.shape[1]
-    differ = new.source.argmax(dim=1) != new.adapted.argmax(dim=1)
-    shares = [share.double().mean() for share in (differ, new.adapted_firm, new.source_firm)]
-    counted = [_effective(of.argmax(dim=1), width) for of in (old.adapted, old.source, new.adapted, new.source)]
-    return Comparing(torch.stack([shift.double(), *shares, *counted]), len(new), min(width, len(old)), settings)
+        worth = settings.found_classes if own > other else settings.lost_classes
+        most = disagreement if shift > settings.least_shift else -disagreement
+        difference = max(-disagreement, min(most, firmer + worth * (own - other) / seen))
+        known = None if shift > UNKNOWN / 2 else shift
+        return cls(rows, difference, disagreement, firm, source_firm, own, other, known)
 
 
 def compare(window: Window, rows: int, memory: int, shift: Tensor, settings: EstimateSettings) -> Comparison:
-    """Compare at once."""
-    begun = begin_comparison(window, rows, memory, shift, settings)
-    return begun.conclude(begun.numbers.tolist())
+    """Compare both models on the last `rows` of a window; count classes over the last `memory` of them."""
+    return Comparison.read(min(rows, len(window)), compared(window, rows, memory, shift).tolist(), settings)
 
 
-def _effective(predicted: Tensor, width: int) -> Tensor:
-    """Return the exponential of the entropy of predicted classes."""
-    shares = torch.zeros(width, dtype=torch.float64, device=predicted.device)
-    shares = shares.index_add(0, predicted, torch.ones_like(predicted, dtype=torch.float64)) / len(predicted)
-    entropy: Tensor = torch.special.entr(shares).sum()
-    return entropy.exp()
+def compared(window: Window, rows: int, memory: int, shift: Tensor) -> Tensor:
+    """Compare, and leave the numbers on the device [9], to be read together with others."""
+    new, old = window.last(rows), window.last(max(rows, memory))
+    differ = new.source.argmax(dim=1) != new.adapted.argmax(dim=1)
+    shares = [share.double().mean() for share in (differ, new.adapted_firm, new.source_firm)]
+    classes = [_classes(logits) for logits in (old.adapted, old.source, new.adapted, new.source)]
+    seen = torch.full_like(classes[0], min(window.source.shape[1], len(old)))  # classes that can be
+    return torch.stack([shift.double(), *shares, *classes, seen])
+
+
+def _classes(logits: Tensor) -> Tensor:
+    """Return the effective number of classes predicted: the exponential of their entropy."""
+    predicted, none = logits.argmax(dim=1), torch.zeros(logits.shape[1], dtype=torch.float64, device=logits.device)
+    counts = none.index_add(0, predicted, torch.ones_like(predicted, dtype=torch.float64))
+    effective: Tensor = torch.special.entr(counts / len(predicted)).sum().exp()
+    return effective

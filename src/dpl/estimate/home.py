@@ -10,7 +10,7 @@ from dpl.core.errors import SettingError
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
 from dpl.estimate.shifts import shifted_copies, shrunk
-from dpl.estimate.signals import Signals, bounded_probit, share_of, source_accuracy
+from dpl.estimate.signals import NORMAL, Signals, bounded_probit, source_accuracy
 
 __all__ = ["FEWEST", "Home"]
 
@@ -24,10 +24,7 @@ _ADAPTED_ERROR = 0.42
 
 
 class Home(Stateful):
-    """Facts about the source model on labelled source data; None and neutral values if there are none.
-
-    They are measured once and are part of the state, so that a loaded snapshot has them without the data.
-    """
+    """Facts about the source model on labelled source data, neutral without them; a snapshot has them without data."""
 
     on_host = True
 
@@ -41,20 +38,7 @@ class Home(Stateful):
 
     def __init__(self) -> None:
         super().__init__()
-        self.declare(
-            rows=0,
-            accuracy=0.0,
-            firmness=0.0,
-            temperature=1.0,
-            error=0.0,
-            window=0,
-            balance=None,
-        )
-
-    @property
-    def known(self) -> bool:
-        """Say whether there were labelled data."""
-        return self.rows > 0
+        self.declare(rows=0, accuracy=0.0, firmness=0.0, temperature=1.0, error=0.0, window=0, balance=None)
 
     def signals(self) -> Signals:
         """Return what the estimate needs of it; there must have been labelled data."""
@@ -65,7 +49,7 @@ class Home(Stateful):
         """Return the 90 % interval: conformal in probits, wider where fewer images were seen than in calibration."""
         middle = bounded_probit(accuracy, rows)
         width = _ADAPTED_ERROR * self.error * max(1.0, (self.window / rows) ** 0.5)
-        return min(accuracy, share_of(middle - width)), max(accuracy, share_of(middle + width))
+        return min(accuracy, NORMAL.cdf(middle - width)), max(accuracy, NORMAL.cdf(middle + width))
 
     @torch.no_grad()
     def measure(self, predict: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -87,7 +71,7 @@ class Home(Stateful):
         self.learn(logits, labels)
 
     def learn(self, logits: Tensor, labels: Tensor) -> None:
-        """Learn from logits [shifts, plain and shrunk, n, C]."""
+        """Learn from logits [shifts, plain and shrunk, n, C]; the error is of random windows (split conformal)."""
         classes = logits.argmax(dim=3)
         right, firm = classes[:, 0] == labels, classes[:, 0] == classes[:, 1]
         self.rows, self.window = len(labels), max(FEWEST, len(labels) // 2)
@@ -95,17 +79,11 @@ class Home(Stateful):
         losses = torch.stack([F.cross_entropy(logits[0, 0] / t, labels) for t in _TEMPERATURES])
         self.temperature = float(_TEMPERATURES[losses.argmin()])
         self.balance = torch.bincount(labels, minlength=logits.shape[3]).double() / len(labels)
-        self.error = self._error(logits[:, 0], right, firm)
-
-    def _error(self, logits: Tensor, right: Tensor, firm: Tensor) -> float:
-        """Return the quantile of the error in probits over random windows of every shift (split conformal)."""
         generator, signals, errors = torch.Generator().manual_seed(0), self.signals(), []
-        for shift in range(len(logits)):
-            for _ in range(_WINDOWS):
-                rows = torch.randperm(self.rows, generator=generator)[: self.window]
-                estimate = source_accuracy(logits[shift, rows], firm[shift, rows], signals)
-                truth = float(right[shift, rows].double().mean())
-                of_both = [bounded_probit(share, self.window) for share in (estimate, truth)]
-                errors.append(abs(of_both[0] - of_both[1]))
+        for shift in [shift for shift in range(len(logits)) for _ in range(_WINDOWS)]:
+            rows = torch.randperm(self.rows, generator=generator)[: self.window]
+            estimate = source_accuracy(logits[shift, 0, rows], firm[shift, rows], signals)
+            truth = float(right[shift, rows].double().mean())
+            errors.append(abs(bounded_probit(estimate, self.window) - bounded_probit(truth, self.window)))
         rank = min(1.0, _COVERAGE * (1 + 1 / len(errors)))
-        return float(torch.tensor(errors).quantile(rank))
+        self.error = float(torch.tensor(errors).quantile(rank))

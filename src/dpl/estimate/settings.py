@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from dpl.core.errors import SettingError
 from dpl.core.settings import Checked, make_settings, setting
 
-__all__ = ["EstimateSettings", "estimate_settings"]
+__all__ = ["EstimateSettings", "estimate_settings", "given_settings"]
+
+S = TypeVar("S", bound=Checked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +31,16 @@ class EstimateSettings(Checked):
 
 def estimate_settings(estimate: bool | Mapping[str, Any] | None, wanted: bool) -> EstimateSettings | None:
     """Return the settings that `estimate=` asks for; None: on if it is `wanted` for something else."""
-    if estimate is False or (estimate is None and not wanted):
+    return given_settings(EstimateSettings, "estimate", wanted if estimate is None else estimate)
+
+
+def given_settings(kind: type[S], name: str, given: bool | S | Mapping[str, Any] | None) -> S | None:
+    """Return the settings that an argument asks for: False or None for none, True for the defaults."""
+    if given is None or given is False:
         return None
-    if isinstance(estimate, EstimateSettings):
-        return estimate
-    if estimate is not None and estimate is not True and not isinstance(estimate, Mapping):
-        raise SettingError(f"estimate={estimate!r}: expected True, False or a mapping of its settings")
-    return make_settings(EstimateSettings, "the estimate", estimate if isinstance(estimate, Mapping) else {})
+    if isinstance(given, kind):
+        return given
+    if given is not True and not isinstance(given, Mapping):
+        expected = f"True, False, dpl.{name}.{kind.__name__} or a mapping of its fields"
+        raise SettingError(f"{name}={given!r}: expected {expected}")
+    return make_settings(kind, f"the {name}", {} if given is True else given)

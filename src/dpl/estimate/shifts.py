@@ -25,8 +25,14 @@ def shifted_copies(images: Tensor, generator: torch.Generator) -> Iterator[Tenso
     middle = images.flatten(1).mean(dim=1).reshape(-1, *[1] * (images.ndim - 1))
     yield middle + _CONTRAST * (images - middle)
     if images.ndim == 4 and min(images.shape[2:]) >= 4:
-        yield _blurred(images)
-        yield _coarse(images)
+        height, width = images.shape[2:]
+        half, block = max(1, min(height, width) // (2 * _GRAIN)), max(2, min(height, width) // _GRAIN)
+        blurred = images
+        for _ in range(2):
+            blurred = F.avg_pool2d(F.pad(blurred, [half] * 4, mode="replicate"), 2 * half + 1, stride=1)
+        yield blurred
+        coarse = F.adaptive_avg_pool2d(images, (max(1, height // block), max(1, width // block)))
+        yield F.interpolate(coarse, size=(height, width), mode="nearest")
 
 
 def shrunk(images: Tensor) -> Tensor:
@@ -57,16 +63,3 @@ def beside_others(images: Tensor) -> Tensor:
     if others.shape[2:] != images.shape[2:]:
         others = F.interpolate(others, size=images.shape[2:], mode="bilinear")
     return torch.cat([shrunk(images), others])
-
-
-def _blurred(images: Tensor) -> Tensor:
-    half = max(1, min(images.shape[2:]) // (2 * _GRAIN))
-    for _ in range(2):
-        images = F.avg_pool2d(F.pad(images, [half] * 4, mode="replicate"), 2 * half + 1, stride=1)
-    return images
-
-
-def _coarse(images: Tensor) -> Tensor:
-    block = max(2, min(images.shape[2:]) // _GRAIN)
-    small = F.adaptive_avg_pool2d(images, (max(1, images.shape[2] // block), max(1, images.shape[3] // block)))
-    return F.interpolate(small, size=images.shape[2:], mode="nearest")

@@ -1,37 +1,74 @@
 """Look at some batches of a stream with both models, for the estimate of accuracy and for the guard.
 
 A look costs two passes of the frozen source network (images, shrunk images) and one or two of the adapted model
-(shrunk images, beside others if images influence each other). Looks are paid from a credit that grows with every
-batch, so that on average they take a set share of the time of adaptation. A fresh model is looked at closely.
-
-A look reads nothing on the host: what it finds stays on the model's device until somebody asks.
+(shrunk images, beside others if images influence each other), paid from a credit that grows with every batch. It reads
+nothing on the host: what it finds stays on the model's device until somebody asks.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.estimate.difference import Comparing, Comparison, begin_comparison, compare
+from dpl.estimate.difference import compare, compared
 from dpl.estimate.home import Home
-from dpl.estimate.result import BETTER, UNSURE, WORSE, Estimate
 from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.shifts import beside_others, shrunk
 from dpl.estimate.signals import Accuracies, Window, accuracies
 from dpl.methods.model_state import ModelState
-from dpl.network.norm import UNKNOWN, install
-from dpl.network.shift import MeasuredShift
+from dpl.network.norm import UNKNOWN, MeasuredShift
+from dpl.network.norm_control import install
 from dpl.network.split import logits_of, private_copy
 
-__all__ = ["Watch"]
+__all__ = ["WORSE", "Estimate", "Watch", "nothing_watched"]
 
+BETTER, WORSE, UNSURE = "better", "worse", "unsure"
 _STEP = 3.0  # forward passes that a step costs: forward and backward
 _FRESH = 256  # images that are all looked at after a start
 _FEWEST = 100  # images without which no verdict is given
 _ANCHOR_EVERY = 4  # looks
+_WINDOW = ("source_logits", "adapted_logits", "source_firm", "adapted_firm")  # the fields of a `Window`
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimated without labels, from the images that were looked at last; accuracies are in percent.
+
+    Accuracies are None without labelled source data (`calibrate=`): then only the verdict is known.
+    """
+
+    accuracy: float | None = None  # of the adapted model
+    low: float | None = None  # 90 % interval of it
+    high: float | None = None
+    source: float | None = None  # of the unadapted model on the same images
+    rows: int = 0  # images looked at
+    difference: float | None = None  # adapted minus source, in points
+    verdict: str = UNSURE  # is the adapted model "better" or "worse" than the source model, or "unsure"
+    reason: str = ""  # of the verdict, and why there is no number
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data, for records and metrics."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return one line for a person."""
+        if self.accuracy is None:
+            return f"{self.verdict}: {self.reason}"
+        which = "unsure which is better" if self.verdict == UNSURE else f"{self.verdict} than the source model"
+        return (
+            f"{self.accuracy:.1f} % ({self.low:.1f} to {self.high:.1f}), source model {self.source:.1f} %, "
+            f"{which}, from {self.rows} images"
+        )
+
+
+def nothing_watched() -> Estimate:
+    """Return what can be said about a model that was not watched."""
+    reason = "the stream was not watched; pass calibrate= (labelled source data) or estimate=True to dpl.adapt"
+    return Estimate(reason=reason)
 
 
 class Watch(Stateful):
@@ -54,18 +91,32 @@ class Watch(Stateful):
         self.settings = settings
         self._source = private_copy(model).eval().requires_grad_(False)
         self._norm = install(self._source)
-        self.declare(source_logits=None, adapted_logits=None, source_firm=None, adapted_firm=None)
-        self.declare(credit=0.0, looks=0, anchor=torch.ones((), dtype=torch.float64, device=self.device))
+        self.declare(**dict.fromkeys(_WINDOW), credit=0.0, looks=0)
+        self.declare(anchor=torch.ones((), dtype=torch.float64, device=self.device))
         self.declare(shift=torch.full((), UNKNOWN, dtype=torch.float64, device=self.device))
         self.declare_part("home", Home())
         self._anchors: tuple[Tensor, Tensor, int] | None = None  # images, labels, how many the source model has right
-        self._found: Accuracies | None = None  # computed from the declared values, until they change
+        self._found: tuple[Tensor, Accuracies] | None = None  # of these adapted logits
         self._origin = self.state()
 
     def reset(self) -> None:
         """Forget everything but what labelled source data showed."""
-        home = {f"home.{key}": value for key, value in self.home.state().items()}
-        self.restore(self._origin | home)
+        self.restore(self._origin | {f"home.{key}": value for key, value in self.home.state().items()})
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Set everything to a copy of `state`, on the model's device."""
+        on_host, device = self.counters(), self.device
+        super().restore({key: value if key in on_host else value.to(device) for key, value in state.items()})
+
+    def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
+        """Move the source network and the anchors, too."""
+        self._source._apply(transfer)  # type: ignore[no-untyped-call]
+        kept = self.anchor.to(self.device), self.shift.to(self.device)  # in their own type
+        super().move(transfer)
+        self.anchor, self.shift = kept
+        if self._anchors is not None:
+            images, labels, right = self._anchors
+            self._anchors = transfer(images), labels.to(self.device), right
 
     def calibrate(self, batches: Iterable[tuple[Tensor, Tensor]], state: ModelState, measure: bool = True) -> None:
         """Measure the source model on labelled source data (unless a snapshot has that), and keep some as anchors."""
@@ -78,11 +129,10 @@ class Watch(Stateful):
         if len(images):
             self._anchors = images, labels, int((self.source(images).argmax(dim=1) == labels).sum())
 
-    def _is_firm(self, state: ModelState, images: Tensor, predicted: Tensor) -> Tensor:
-        """Return which predictions of the adapted model stay when images are shrunk, and other images join them."""
-        alone = _independent(state)
-        again = state.method.predict(shrunk(images) if alone else beside_others(images))[: len(images)]
-        return again.argmax(dim=1) == predicted
+    @property
+    def device(self) -> torch.device:
+        """Where the source network is."""
+        return next((value.device for value in self._source.state_dict().values()), torch.device("cpu"))
 
     @torch.no_grad()
     def source(self, images: Tensor) -> Tensor:
@@ -103,16 +153,13 @@ class Watch(Stateful):
             self.look(state, images, adapted)
 
     def is_due(self, state: ModelState, images: Tensor, *, closely: bool = False, spare: float = 0.0) -> bool:
-        """Count a batch; say whether to look at it: there is credit, the model is fresh, or `closely`.
-
-        `spare` is what else may be spent on an image, in forward passes.
-        """
+        """Count a batch; say whether to look at it. `spare` passes of an image may be spent beside the set share."""
         step = _STEP if state.method.optimizers else 1.0
         self.credit += (self.settings.share * step + spare) * len(images)
-        if not closely and self.credit < _price(state, images) and self.rows >= _FRESH:
-            return False
-        self.pay(state, images)
-        return True
+        due = closely or self.credit >= _price(state, images) or self.rows < _FRESH
+        if due:
+            self.pay(state, images)
+        return due
 
     def pay(self, state: ModelState, images: Tensor) -> None:
         """Take the price of a look from the credit; a look may cost more than there is."""
@@ -120,103 +167,66 @@ class Watch(Stateful):
 
     @torch.no_grad()
     def look(self, state: ModelState, images: Tensor, adapted: Tensor, source: Tensor | None = None) -> None:
-        """Add a batch to the window."""
+        """Add a batch to the window; now and then ask what the weights have lost on the anchors."""
         source = self.source_and_shift(images) if source is None else source
-        source_firm = source.argmax(dim=1) == self.source(shrunk(images)).argmax(dim=1)
-        self._add(source, adapted, source_firm, self._is_firm(state, images, adapted.argmax(dim=1)))
-        if self._anchors is not None and self.looks % _ANCHOR_EVERY == 0:
-            self._ask_anchors(state)
-        self.looks += 1
-
-    def _add(self, source: Tensor, adapted: Tensor, source_firm: Tensor, adapted_firm: Tensor) -> None:
-        longest = self.settings.window
-        fresh = {"source_logits": at_least_float32(source), "adapted_logits": at_least_float32(adapted)}
-        fresh |= {"source_firm": source_firm, "adapted_firm": adapted_firm}
-        for name, value in fresh.items():
+        again = state.method.predict(shrunk(images) if _independent(state) else beside_others(images))[: len(images)]
+        pairs = (source, self.source(shrunk(images))), (adapted, again)
+        firm = [now.argmax(dim=1) == then.argmax(dim=1) for now, then in pairs]
+        for name, value in zip(_WINDOW, (*map(at_least_float32, (source, adapted)), *firm), strict=True):
             before = getattr(self, name)
             joined = value.detach() if before is None else torch.cat([before, value.detach().to(before)])
-            setattr(self, name, joined[max(0, len(joined) - max(longest, len(value))) :].clone())
-        self._found = None
+            setattr(self, name, joined[-max(self.settings.window, len(value)) :].clone())
+        if self._anchors is not None and self.looks % _ANCHOR_EVERY == 0:
+            anchors, labels, source_right = self._anchors
+            right = (state.method.predict(anchors).argmax(dim=1) == labels).sum()
+            self.anchor = (self.home.accuracy + (right - source_right).double() / len(labels)).clamp(max=1.0)
+            self.credit -= len(labels)
+        self.looks += 1
 
-    def _ask_anchors(self, state: ModelState) -> None:
-        images, labels, source_right = self._anchors  # type: ignore[misc]
-        right = (state.method.predict(images).argmax(dim=1) == labels).sum()
-        self.anchor = (self.home.accuracy + (right - source_right).double() / len(labels)).clamp(max=1.0)
-        self.credit -= len(labels)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the source network is."""
-        return next((value.device for value in self._source.state_dict().values()), torch.device("cpu"))
+    def clear(self) -> None:
+        """Forget the window: the model was replaced. The shift is the stream's."""
+        for name in _WINDOW:
+            setattr(self, name, None)
+        self.anchor = torch.ones_like(self.anchor)
 
     @property
     def rows(self) -> int:
         """How many images the window has."""
         return 0 if self.source_logits is None else len(self.source_logits)
 
-    def clear(self) -> None:
-        """Forget the window: the model was replaced. The shift is the stream's."""
-        self.source_logits = self.adapted_logits = self.source_firm = self.adapted_firm = self._found = None
-        self.anchor = torch.ones_like(self.anchor)
-
     @property
     def window(self) -> Window:
         """The logits of both models for the images looked at last."""
-        return Window(self.source_logits, self.adapted_logits, self.source_firm, self.adapted_firm)  # type: ignore[arg-type]
+        return Window(*(getattr(self, name) for name in _WINDOW))
 
-    def begin_comparison(self, rows: int, memory: int) -> Comparing:
-        """Compare both models on the last rows, and leave the numbers on the device."""
-        return begin_comparison(self.window, rows, memory, self.shift, self.settings)
-
-    def compare(self, rows: int, memory: int) -> Comparison:
-        """Compare both models on the last rows, without labelled data."""
-        return compare(self.window, rows, memory, self.shift, self.settings)
-
-    def accuracies(self) -> Accuracies:
-        """Return both estimated accuracies over the window; needs labelled source data."""
-        if self._found is None:
-            self._found = accuracies(self.window, self.home.signals(), self.anchor)
-        return self._found
+    def compared(self, rows: int, memory: int) -> Tensor:
+        """Compare both models on the last rows, without labelled data, and leave the numbers on the device."""
+        return compared(self.window, rows, memory, self.shift)
 
     def estimate(self) -> Estimate:
         """Estimate accuracy now."""
-        if self.rows < _FEWEST:
-            reason = f"{self.rows} images were looked at; at least {_FEWEST} are needed"
-            return Estimate(None, None, None, None, self.rows, None, UNSURE, reason)
-        if not self.home.known:
-            verdict, reason = self._verdict(self.compare(self.rows, self.rows).difference)
+        rows = self.rows
+        if rows < _FEWEST:
+            return Estimate(rows=rows, reason=f"{rows} images were looked at; at least {_FEWEST} are needed")
+        if self.home.rows == 0:
+            verdict, reason = self._verdict(compare(self.window, rows, rows, self.shift, self.settings).difference)
             reason += "; no percentage without labelled source data (calibrate=)"
-            return Estimate(None, None, None, None, self.rows, None, verdict, reason)
-        found = self.accuracies()
-        verdict, reason = self._verdict(found.difference)
+            return Estimate(rows=rows, verdict=verdict, reason=reason)
+        window = self.window
+        if self._found is None or self._found[0] is not window.adapted:
+            self._found = window.adapted, accuracies(window, self.home.signals(), self.anchor)
+        found = self._found[1]
         accuracy, source = found.shown
-        low, high = self.home.interval(accuracy, self.rows)
+        low, high = self.home.interval(accuracy, rows)
+        verdict, reason = self._verdict(found.difference)
         difference = 100 * (accuracy - source)
-        return Estimate(100 * accuracy, 100 * low, 100 * high, 100 * source, self.rows, difference, verdict, reason)
+        return Estimate(100 * accuracy, 100 * low, 100 * high, 100 * source, rows, difference, verdict, reason)
 
     def _verdict(self, difference: float) -> tuple[str, str]:
         points = f"an estimated difference of {100 * difference:+.1f} points over {self.rows} images"
         if abs(difference) < self.settings.margin:
             return UNSURE, f"{points} is too small to tell"
         return (BETTER if difference > 0 else WORSE), points
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Set everything to a copy of `state`, on the model's device."""
-        on_host, device = self.counters(), self.device
-        super().restore({key: value if key in on_host else value.to(device) for key, value in state.items()})
-        self._found = None
-
-    def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
-        """Move the source network and the anchors, too."""
-        self._source._apply(transfer)  # type: ignore[no-untyped-call]
-        kept = self.anchor.to(self.device), self.shift.to(self.device)  # in their own type
-        super().move(transfer)
-        self.anchor, self.shift = kept
-        if self._anchors is not None:
-            images, labels, right = self._anchors
-            images = transfer(images)
-            self._anchors = images, labels.to(images.device), right
-        self._found = None
 
 
 def _price(state: ModelState, images: Tensor) -> float:

@@ -17,7 +17,6 @@ ACTIONS = {
     "freeze": "adaptation has cost too many predictions: the source model predicts, and the state is put back",
     "unfreeze": "the adapted model is better again, or has waited long enough: it predicts and adapts",
 }
-_ALARMS = ("freeze",)
 _log = logging.getLogger("dpl.guard")
 
 
@@ -33,7 +32,7 @@ class GuardEvent:
     @property
     def alarm(self) -> bool:
         """Say whether the event deserves attention."""
-        return self.action in _ALARMS
+        return self.action == "freeze"
 
 
 class EventLog(Stateful):

@@ -1,8 +1,7 @@
 """What speaks against the adapted model, and for it: two sums of estimated predictions, lost and gained.
 
-Each look adds the estimated difference of its images, less an allowance, and no sum falls below zero (CUSUM). So one
-bad batch of many images is enough to act, and so are many batches that each lose a little. After a freeze the model has
-to gain as much as it had lost, each further freeze doubles that, and the state is trusted less.
+Each look adds the estimated difference of its images, less an allowance, and no sum falls below zero (CUSUM). After a
+freeze the model has to gain as much as it had lost, and each further freeze doubles that (docs/internals/guard.md).
 """
 
 from dpl.core.state import Stateful
@@ -47,8 +46,8 @@ class Evidence(Stateful):
 
     def shows_gain(self, found: Comparison) -> bool:
         """Say whether the state is worth keeping: it has gained, also in the latest look, and lost nothing."""
-        latest = found.difference > self.settings.allowance
-        return latest and self.gained >= self.settings.limit and self.lost == 0
+        s = self.settings
+        return found.difference > s.allowance and self.gained >= s.limit and self.lost == 0
 
     @property
     def is_suspicious(self) -> bool:

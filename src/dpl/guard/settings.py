@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dpl.core.errors import SettingError
-from dpl.core.settings import Checked, make_settings, setting
+from dpl.core.settings import Checked, setting
+from dpl.estimate.settings import given_settings
 
 __all__ = ["GuardSettings", "guard_settings"]
 
@@ -33,10 +33,4 @@ class GuardSettings(Checked):
 
 def guard_settings(guard: bool | GuardSettings | Mapping[str, Any] | None) -> GuardSettings | None:
     """Return the settings that `guard=` asks for: False or None for no guard, True for the defaults."""
-    if guard is None or guard is False:
-        return None
-    if isinstance(guard, GuardSettings):
-        return guard
-    if guard is not True and not isinstance(guard, Mapping):
-        raise SettingError(f"guard={guard!r}: expected True, False, dpl.guard.GuardSettings or a mapping of its fields")
-    return make_settings(GuardSettings, "the guard", {} if guard is True else guard)
+    return given_settings(GuardSettings, "guard", guard)

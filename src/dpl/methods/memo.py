@@ -29,15 +29,8 @@ from dpl.methods.parts.source_weights import SourceWeights
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.network.norm import (
-    BatchRule,
-    BlendedStatistics,
-    Forward,
-    NormControl,
-    RecordedStatistics,
-    blend_with_running,
-    channel_statistics,
-)
+from dpl.network.norm import BlendedStatistics, RecordedStatistics, blend_with_running
+from dpl.network.norm_control import BatchRule, Forward, NormControl, channel_statistics
 from dpl.views import memo_view
 
 __all__ = ["MEMO", "BlendedConstants", "MEMOSettings"]

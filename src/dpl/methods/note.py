@@ -30,7 +30,7 @@ from dpl.methods.base import Objective
 from dpl.methods.parts.banked import MemoryBankSettings, ReservoirMethod
 from dpl.methods.registry import register
 from dpl.network import Network
-from dpl.network.norm import Forward, NormControl, channel_statistics, normalise_each
+from dpl.network.norm_control import Forward, NormControl, channel_statistics, normalise_each
 from dpl.objectives import entropy, entropy_of_probabilities
 
 __all__ = ["NOTE", "InstanceAware", "NOTESettings"]

@@ -35,7 +35,8 @@ from dpl.methods.parts.supports import SupportSet, SupportSettings
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.network.norm import BatchStatistics, Rule, TrackRunning
+from dpl.network.norm import BatchStatistics, TrackRunning
+from dpl.network.norm_control import Rule
 
 __all__ = ["TSD", "TSDSettings", "self_distillation"]
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpl.core.errors import DplError, InputError, SettingError, SnapshotError
-from dpl.core.numerics import outside_inference_mode
+from dpl.core.errors import SettingError
 from dpl.core.settings import make_settings
-from dpl.core.state import move_module, part_of
+from dpl.core.state import Stateful, move_module
 from dpl.estimate import Estimate, EstimateSettings, Watch, estimate_settings, nothing_watched
 from dpl.guard import Guard, GuardSettings, guard_settings
 from dpl.methods.base import Fact, Method
@@ -25,17 +24,14 @@ from dpl.model.export import Exported, ExportFormat, export
 from dpl.model.inputs import Labelled, as_batches, checked_images, with_advice
 from dpl.model.last import Last
 from dpl.network import Network
-from dpl.network.layout import channels_last, check_layout, choose_layout
-from dpl.snapshot import SnapshotStore, read_snapshot, write_snapshot
+from dpl.network.layout import LAYOUTS, channels_last, choose_layout
+from dpl.snapshot import write_snapshot
 from dpl.views import check_images
 
-__all__ = ["DEFAULT_METHOD", "AdaptiveModel", "adapt", "load"]
+__all__ = ["DEFAULT_METHOD", "NOT_STORABLE", "AdaptiveModel", "adapt"]
 
 DEFAULT_METHOD = "dpl_soft"
-
-OnStep = Callable[[Last], None]
-
-_NOT_STORABLE = "<function>"  # stands for a setting that a file cannot hold
+NOT_STORABLE = "<function>"  # stands for a setting that a file cannot hold
 
 
 def adapt(
@@ -48,7 +44,7 @@ def adapt(
     estimate: bool | Mapping[str, Any] | None = None,
     guard: bool | GuardSettings | Mapping[str, Any] | None = None,
     layout: str = "auto",
-    on_step: OnStep | None = None,
+    on_step: Callable[[Last], None] | None = None,
     **settings: Any,
 ) -> AdaptiveModel:
     """Wrap a classifier so that it adapts to the images it predicts.
@@ -77,69 +73,15 @@ def adapt(
     return AdaptiveModel(
         model,
         DEFAULT_METHOD if method is None else method,
+        settings,
         classifier=classifier,
         source=source,
         calibrate=calibrate,
         estimate=estimate,
-        settings=settings,
         guard=method is None if guard is None else guard,
         layout=layout,
         on_step=on_step,
     )
-
-
-def load(
-    folder: str | Path | SnapshotStore,
-    model: nn.Module,
-    *,
-    source: Labelled = None,
-    calibrate: Labelled = None,
-    **settings: Any,
-) -> AdaptiveModel:
-    """Load an adaptive model from `AdaptiveModel.save`, a stream's snapshot, or the newest intact one of a store.
-
-    `model` is the source network that was wrapped then; other weights are refused. `settings` are only needed for
-    values that a file cannot hold (a callable optimizer). What `calibrate=` showed is in the snapshot; pass it again so
-    that the estimate can also ask how the present weights do on those images.
-    """
-    if isinstance(folder, SnapshotStore):
-        folder, manifest, tensors = folder.read()
-    else:
-        manifest, tensors = read_snapshot(Path(folder))
-    if "settings" not in manifest:
-        raise SnapshotError(f"{folder} does not say which method made it; only the dpl serve that wrote it can read it")
-    of_server = "removed" in manifest  # `dpl serve` stores what differs from the source state
-    stored = {name: value for name, value in manifest["settings"].items() if value != _NOT_STORABLE}
-    missing = set(manifest["settings"]) - set(stored) - set(settings)
-    if missing:
-        raise SnapshotError(f"{folder}: settings {sorted(missing)} were functions; pass them again to dpl.load")
-    adaptive = AdaptiveModel(
-        model,
-        manifest["method"],
-        classifier=manifest["classifier"],
-        source=source,
-        calibrate=calibrate,
-        estimate=manifest.get("estimate") or False,
-        settings=stored | settings,
-        guard=manifest.get("guard"),
-        layout=manifest.get("layout", "as_is"),
-        prepared=not of_server,
-    )
-    if manifest["source"] != adaptive.fingerprint:
-        raise SnapshotError(
-            f"cannot load {folder}: it was saved from a model with other weights; pass the same source model"
-        )
-    adaptive.input_shape = manifest.get("input")
-    try:
-        if of_server:
-            state = adaptive.state_dict() | tensors
-            adaptive.load_state_dict({key: value for key, value in state.items() if key not in manifest["removed"]})
-        else:
-            adaptive._load_prepared(part_of(tensors, "origin"))
-            adaptive.load_state_dict(part_of(tensors, "state"))
-    except SnapshotError as error:
-        raise SnapshotError(f"cannot load {folder}, written by dpl {manifest.get('dpl')}: {error}") from error
-    return adaptive
 
 
 class AdaptiveModel(nn.Module):
@@ -155,53 +97,58 @@ class AdaptiveModel(nn.Module):
         layout: the memory layout in use.
         calibration: labelled source validation batches, or None.
         fingerprint: hash of the source weights.
+        prepared: what preparation computed, by its names in the state; a snapshot must hold it for reset to be exact.
     """
 
     model: nn.Module
 
-    @outside_inference_mode
+    @torch.inference_mode(False)  # here and below: a tensor made in inference mode could never train again
     def __init__(
         self,
         model: nn.Module,
         method: str,
+        settings: Mapping[str, Any],
         *,
         classifier: str | None = None,
         source: Labelled = None,
         calibrate: Labelled = None,
         estimate: bool | Mapping[str, Any] | None = None,
-        settings: Mapping[str, Any],
         guard: bool | GuardSettings | Mapping[str, Any] | None = None,
         layout: str = "auto",
-        on_step: OnStep | None = None,
-        prepared: bool = False,
+        on_step: Callable[[Last], None] | None = None,
+        prepare: bool = True,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
             raise SettingError(f"model is {type(model).__name__}: expected a torch.nn.Module that returns logits")
+        if layout not in LAYOUTS:
+            raise SettingError(f"layout={layout!r}: expected one of {', '.join(map(repr, LAYOUTS))}")
         kind, guarded = get_method(method), guard_settings(guard)
         watched = estimate_settings(estimate, wanted=calibrate is not None)
         if guarded is not None and watched is None:
             watched = EstimateSettings(share=guarded.share)
         self.watch = None if watched is None else Watch(watched, model)
         self.guard = None if guarded is None or self.watch is None else Guard(guarded, self.watch)
+        self._beside = Stateful()  # what has a state beside the model's own, by its name in `state_dict`
+        for name, part in (("guard", self.guard), ("estimate", self.watch)):
+            if part is not None:
+                self._beside.declare_part(name, part)
         self.settings = make_settings(kind.settings_class, repr(method), settings)
         self._kind = kind.for_settings(self.settings)
         self.network = Network(model, classifier=classifier, needs_classifier=kind.info.needs_classifier)
-        self.model = self.network.module
-        self.fingerprint = _fingerprint(self.model)
-        self.layout, self.on_step = check_layout(layout), on_step
+        self.model, self.fingerprint = self.network.module, self.network.fingerprint()
+        self.layout, self.on_step = layout, on_step
         self.source_batches, self.calibration = as_batches(source), as_batches(calibrate)
         self._lock = threading.RLock()
         self._shapes: set[torch.Size] = set()  # of images that the network accepted
         self.last_images: Tensor | None = None
         self.input_shape: tuple[int, ...] | None = None
         if self.source_batches is not None and not self.network.confirmed:
-            images = next((images for images, _ in self.source_batches), None)
-            if images is not None:  # they show the classifier before the method is built
+            for images, _ in islice(self.source_batches, 1):  # they show the classifier before the method is built
                 self.network.confirm(images.to(self.network.device))
-        self._build(prepare=not prepared)
+        self._build(prepare=prepare)
         if self.watch is not None and self.calibration is not None:
-            self.watch.calibrate(self.calibration, self.state, measure=not prepared)
+            self.watch.calibrate(self.calibration, self.state, measure=prepare)
         if self.layout == "channels_last":
             self._apply(channels_last)
 
@@ -214,54 +161,49 @@ class AdaptiveModel(nn.Module):
         if prepare:
             self.method.prepare(self.source_batches)
             self.state.origin = self.state.copy()
-        after = self.state.origin
-        # What preparation computed: a snapshot must hold it for reset to be exact.
-        self._prepared = {key for key, value in after.items() if key not in before or not value.equal(before[key])}
+        origin = self.state.origin.items()
+        self.prepared = {key for key, value in origin if key not in before or not value.equal(before[key])}
         self._facts: Mapping[str, Fact] = {"updated": False, "reason": "no batch yet"}
 
+    @torch.inference_mode(False)
     def forward(self, images: Tensor) -> Tensor:
         """Predict a batch, then adapt to it; return the logits [B, C]. If it raises, nothing has changed."""
-        if torch.is_inference_mode_enabled():  # its tensors could never train again
-            with torch.inference_mode(False), torch.no_grad():
-                return self.forward(images)
         with self._lock:
             images = checked_images(images, self.network, finite=self.guard is None, in_range=self.method.makes_views)
             if self.guard is None and images.shape[1:] not in self._shapes:
                 self._confirm(images)
-            before, undos = (self._facts, self.last_images), list[Callable[[], None]]()
-            watched = self.guard is not None or self.watch is not None or self.on_step is not None
+            watched = self.watch is not None or self.on_step is not None
+            before, undo_beside = (self._facts, self.last_images), self._beside.remember() if watched else None
             try:
                 self.state.begin(may_fail_later=watched)
+                self.last_images = images
                 if watched:
-                    logits = self._watched_step(images, undos)
+                    logits = self._watched_step(images)
                 else:
                     logits, self._facts = self.method(images), self.method.facts
-                self.last_images = images
             except BaseException as error:
                 self.state.undo()
-                for undo in undos:
-                    undo()
+                if undo_beside is not None:
+                    undo_beside()
                 self._facts, self.last_images = before
                 raise with_advice(error, images) from error.__cause__
             self.state.kept = None
             return logits
 
-    def _watched_step(self, images: Tensor, undos: list[Callable[[], None]]) -> Tensor:
-        """Take a step with what comes beside the method's: guard, estimate, callback; add to `undos` what undoes it."""
-        undos += [part.remember() for part in self._watching().values()]
+    def _watched_step(self, images: Tensor) -> Tensor:
+        """Take a step with what comes beside the method's: guard, estimate, callback."""
         if self.guard is not None:
-            logits = self.guard.step(images, self._confirm_within_step)
+            logits = self.guard.step(images, self._confirm)
             self._facts = self.method.facts | self.guard.report
         else:
             logits, self._facts = self.method(images), self.method.facts
             if self.watch is not None:
                 self.watch.observe(self.state, images, logits)
-        self.last_images = images
         if self.on_step is not None:
             self.on_step(self.last)
         return logits
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def predict(self, images: Tensor) -> Tensor:
         """Predict a batch and change nothing."""
         with self._lock:
@@ -292,57 +234,49 @@ class AdaptiveModel(nn.Module):
         """Where the model is; images must be there too."""
         return self.network.device
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def reset(self) -> None:
         """Return to the source model exactly: weights, optimizer, memory, random generator, guard."""
         with self._lock:
             self.state.restore(self.state.origin)
-            for part in self._watching().values():
-                part.reset()
+            for part in (self.guard, self.watch):
+                if part is not None:
+                    part.reset()
             self._facts = {"updated": False, "reason": "reset"}
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def state_dict(self, *_args: Any, **_kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return a copy of everything that adaptation changes, as flat tensors."""
         with self._lock:
-            state = self.state.copy()
-            for name, part in self._watching().items():
-                state |= {f"{name}.{key}": value for key, value in part.state().items()}
-            return state
+            return self.state.copy() | self._beside.state()
 
-    def _watching(self) -> dict[str, Guard | Watch]:
-        """Return what has a state beside the model's own, by its name in `state_dict`."""
-        parts = {"guard": self.guard, "estimate": self.watch}
-        return {name: part for name, part in parts.items() if part is not None}
-
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def load_state_dict(self, state_dict: Mapping[str, Any], *_args: Any, **_kwargs: Any) -> Any:
         """Set everything to a copy of `state_dict`; one that does not fit is refused and changes nothing."""
         with self._lock:
-            parts = self._watching()
-            own = {key: value for key, value in state_dict.items() if key.split(".")[0] not in parts}
+            beside = {key: value for key, value in state_dict.items() if key.split(".")[0] in vars(self._beside)}
+            own = {key: value for key, value in state_dict.items() if key not in beside}
             self.state.check(own)
-            for name, part in parts.items():
-                part.check(part_of(state_dict, name))
-            for name, part in parts.items():
-                part.restore(part_of(state_dict, name))
+            self._beside.check(beside)
+            self._beside.restore(beside)
             self.state.restore(own)
 
     def save(self, folder: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
         """Write a durable snapshot; `dpl.load(folder, model)` restores it. `notes` (plain data) are stored with it."""
-        manifest = {
-            "method": self.method.info.name,
-            "settings": self.stored_settings(),
-            "source": self.fingerprint,
-            "input": self.input_shape if self.last_images is None else self.last_images.shape[1:],
-            "guard": None if self.guard is None else vars(self.guard.settings),
-            "estimate": None if self.watch is None else vars(self.watch.settings),
-            "notes": dict(notes or {}),
-        }
         with self._lock:
             tensors = {f"state.{key}": value for key, value in self.state_dict().items()}
-            tensors |= {f"origin.{key}": self.state.origin[key] for key in self._prepared}
-            manifest |= {"classifier": self.network.classifier_name, "layout": self.layout}
+            tensors |= {f"origin.{key}": self.state.origin[key] for key in self.prepared}
+            manifest = {
+                "method": self.method.info.name,
+                "settings": self.stored_settings(),
+                "source": self.fingerprint,
+                "input": self.input_shape if self.last_images is None else self.last_images.shape[1:],
+                "guard": None if self.guard is None else vars(self.guard.settings),
+                "estimate": None if self.watch is None else vars(self.watch.settings),
+                "notes": dict(notes or {}),
+                "classifier": self.network.classifier_name,
+                "layout": self.layout,
+            }
         return write_snapshot(Path(folder), manifest, tensors)
 
     def export(
@@ -363,7 +297,7 @@ class AdaptiveModel(nn.Module):
 
     def stored_settings(self) -> dict[str, Any]:
         """Return the settings as a file can hold them."""
-        return {name: _NOT_STORABLE if callable(value) else value for name, value in vars(self.settings).items()}
+        return {name: NOT_STORABLE if callable(value) else value for name, value in vars(self.settings).items()}
 
     def train(self, mode: bool = True) -> AdaptiveModel:
         """Do nothing: the method decides which layers behave as in training."""
@@ -384,20 +318,12 @@ class AdaptiveModel(nn.Module):
             "write model.save(folder) and read dpl.load(folder, source_model)"
         )
 
-    def _load_prepared(self, prepared: Mapping[str, Tensor]) -> None:
-        """Take what preparation computed from a snapshot, as part of the state to which `reset` returns."""
-        origin = self.state.origin | dict(prepared)
-        self.state.check(origin)
-        self.state.restore(origin)
-        self.state.origin, self._prepared = self.state.copy(), set(prepared)
-
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptiveModel:
         with self._lock:
             move_module(self.model, fn)
             self.state.move(fn)
-            for part in self._watching().values():
-                part.move(fn)
+            self._beside.move(fn)
         return self
 
     def _confirm(self, images: Tensor) -> ModelState:
@@ -407,36 +333,17 @@ class AdaptiveModel(nn.Module):
         """
         if images.shape[1:] in self._shapes:
             return self.state
-        try:
-            as_assumed = self.network.confirm(images)
-        except (RuntimeError, ValueError, AssertionError, IndexError, TypeError) as error:
-            if isinstance(error, DplError):
-                raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(f"the network refused images of shape {tuple(images.shape)}: {reason}") from error
+        as_assumed = self.network.confirm(images)
         if self.method.makes_views:
             check_images(images)
         self._shapes.add(images.shape[1:])
+        within_step = self.state.kept is not None
         if not as_assumed:
             self._build(prepare=True)
         if self.layout in ("auto", "timed"):
             self.layout = choose_layout(self.layout, self.network, images)
             if self.layout == "channels_last":
                 self._apply(channels_last)
+        if within_step and not as_assumed:
+            self.state.begin(may_fail_later=True)
         return self.state
-
-    def _confirm_within_step(self, images: Tensor) -> ModelState:
-        """Confirm images after a step has begun: the first ones may show that the model has to be built again."""
-        state = self._confirm(images)
-        if state.kept is None:
-            state.begin(may_fail_later=True)
-        return state
-
-
-def _fingerprint(module: nn.Module) -> str:
-    """Hash the source weights, so that a snapshot is never loaded onto another model."""
-    digest = hashlib.sha256()
-    for name, value in module.state_dict().items():
-        digest.update(f"{name}{tuple(value.shape)}".encode())
-        digest.update(value.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
-    return digest.hexdigest()

@@ -6,13 +6,13 @@ classifier that a method made (T3A's templates) takes the place of the network's
 with the adapted model.
 """
 
+import io
 import json
-import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors.torch import load as parse_tensors
@@ -26,7 +26,8 @@ from dpl.core.errors import InputError, ModelError, SettingError
 from dpl.core.extras import optional
 from dpl.core.files import write_file, write_folder
 from dpl.methods.base import Method
-from dpl.network.norm import uninstall
+from dpl.network.norm import batch_share
+from dpl.network.norm_control import uninstall
 from dpl.network.split import logits_of, private_copy
 from dpl.network.target_statistics import RECENT
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["ExportFormat", "Exported", "export", "plain_network", "reason_not_to_export"]
 
 ExportFormat = Literal["state_dict", "onnx", "torch_export"]
-_ENDINGS = {"state_dict": ".safetensors", "onnx": ".onnx", "torch_export": ".pt2"}
+Run = Callable[[Tensor], Tensor]  # what was written and read back
 _RECORD = "export.json"
 
 
@@ -63,18 +64,24 @@ class Exported:
 
 def export(model: "AdaptiveModel", path: Path, format: ExportFormat, images: Tensor | None = None) -> Exported:
     """Write the plain network to a file or folder, read it back, and compare."""
-    if format not in _ENDINGS:
-        raise SettingError(f"format={format!r}: expected one of {', '.join(map(repr, get_args(ExportFormat)))}")
-    target = _target(path, _ENDINGS[format])
+    if format not in _FORMATS:
+        raise SettingError(f"format={format!r}: expected one of {', '.join(map(repr, _FORMATS))}")
+    ending, write = _FORMATS[format]
+    target = _target(path, ending)
     network, statistics = plain_network(model.method)
-    images = _finite(model.last_images if images is None else images)
-    with tempfile.TemporaryDirectory() as folder:
-        draft = Path(folder) / target.name
-        run = _WRITERS[format](network, draft, _example(model, images, format))
-        result = Exported(target, format, model.method.info.name, statistics)
-        if images is not None:
-            result = replace(result, agreement=_agreement(model, run, images), images=len(images))
-        _write(path, draft.read_bytes(), result, model)
+    images = model.last_images if images is None else images
+    shape = model.input_shape if images is None else images.shape[1:]
+    if shape is None and format != "state_dict":
+        raise InputError(f"format={format!r} needs the shape of an image: pass images=, or predict a batch first")
+    # Two images, because a tracer takes a batch of one for a constant.
+    data, run = write(network, torch.zeros(2, *(shape or ()), device=model.device, dtype=model.network.dtype))
+    agreement, compared = _agreement(model, run, images)
+    result = Exported(target, format, model.method.info.name, statistics, agreement, compared)
+    if target == path:
+        write_file(path, data)
+    else:
+        record = {**asdict(result), "path": target.name, "dpl": dpl.__version__, "source": model.fingerprint}
+        write_folder(path, {target.name: data, _RECORD: json.dumps(record, indent=2).encode()})
     return result
 
 
@@ -83,18 +90,16 @@ def plain_network(method: Method[Any]) -> tuple[nn.Module, str]:
     reason = reason_not_to_export(method)
     if reason:
         raise ModelError(f"{method.info.name!r} cannot be exported: {reason}; model.save keeps the adaptive model")
-    share = _share_of_batches(method)
     network, target = method.predicting, method.target_statistics
+    share = 0.0 if target is None else batch_share(network.norm.rule, target.images) or 0.0
+    batches = 0 if target is None or not share else min(target.batches, RECENT)
     copy = private_copy(network.module)
     uninstall(copy)
-    batches = 0 if target is None or not share else min(target.batches, RECENT)
-    if target is not None and batches:
-        averages = target.by_layer(network.norm)
-        for layer, plain in zip(network.module.modules(), copy.modules(), strict=True):
-            if isinstance(layer, _BatchNorm) and layer in averages:
-                mean, variance = averages[layer]
-                plain.get_buffer("running_mean").lerp_(mean, share)
-                plain.get_buffer("running_var").lerp_(variance, share)
+    averages = {} if target is None or not batches else target.by_layer(network.norm)
+    for layer, plain in zip(network.module.modules(), copy.modules(), strict=True):
+        if isinstance(layer, _BatchNorm) and layer in averages:
+            for name, average in zip(("running_mean", "running_var"), averages[layer], strict=True):
+                plain.get_buffer(name).lerp_(average, share)
     classifier = method.exported_classifier()
     if classifier is not None:
         _set_classifier(copy.get_submodule(str(network.classifier_name)), *classifier)
@@ -109,15 +114,9 @@ def reason_not_to_export(method: Method[Any]) -> str:
     stated = kind.predicting is not Method.predicting or kind.exported_classifier is not Method.exported_classifier
     if kind.predict is not Method.predict and not stated:
         return "its prediction is more than one network's output"
-    if norm.layers and not hasattr(norm.rule, "target_share"):
+    if norm.layers and batch_share(norm.rule, 1) is None:
         return f"its statistics ({type(norm.rule).__name__}) are made for each batch or image and cannot be fixed"
     return ""
-
-
-def _share_of_batches(method: Method[Any]) -> float:
-    """Return the share of batch statistics in those that normalise the usual batch."""
-    rule: Any = method.predicting.norm.rule
-    return 0.0 if method.target_statistics is None else rule.target_share(method.target_statistics.images)
 
 
 def _describe(share: float, batches: int) -> str:
@@ -146,35 +145,11 @@ def _set_classifier(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
         layer.bias.copy_(torch.zeros_like(layer.bias) if bias is None else bias)
 
 
-def _finite(images: Tensor | None) -> Tensor | None:
-    """Return the images without non-finite ones, which a guard excludes; None if nothing is left."""
-    if images is None:
-        return None
-    kept = images[images.isfinite().flatten(1).all(dim=1)]
-    return kept if len(kept) else None
-
-
-def _example(model: "AdaptiveModel", images: Tensor | None, format: str) -> Tensor:
-    """Return two images of the right shape: a tracer takes a batch of one for a constant."""
-    shape = model.input_shape if images is None else images.shape[1:]
-    if shape is None:
-        if format == "state_dict":
-            return torch.empty(0)
-        raise InputError(f"format={format!r} needs the shape of an image: pass images=, or predict a batch first")
-    return torch.zeros(2, *shape, device=model.device, dtype=model.network.dtype)
-
-
-@torch.no_grad()
-def _agreement(model: "AdaptiveModel", run: "Run", images: Tensor) -> float:
-    expected = model.method.predict(images).argmax(dim=1)
-    return float((run(images).argmax(dim=1).cpu() == expected.cpu()).float().mean())
-
-
 def _target(path: Path, ending: str) -> Path:
     """Return the file to write: `path` with the format's ending, otherwise a file in the folder `path`."""
     if path.suffix == ending:
         return path
-    if path.suffix in _ENDINGS.values():
+    if any(path.suffix == other for other, _ in _FORMATS.values()):
         raise SettingError(f"path {path}: expected a file that ends in {ending}, or a folder")
     others = path.is_dir() and any(path.iterdir()) and not (path / _RECORD).is_file()
     if others or path.is_file():
@@ -182,40 +157,44 @@ def _target(path: Path, ending: str) -> Path:
     return path / f"model{ending}"
 
 
-def _write(path: Path, data: bytes, result: Exported, model: "AdaptiveModel") -> None:
-    if result.path == path:
-        write_file(path, data)
-        return
-    record = {**asdict(result), "path": result.path.name, "dpl": dpl.__version__, "source": model.fingerprint}
-    write_folder(path, {result.path.name: data, _RECORD: json.dumps(record, indent=2).encode()})
+@torch.no_grad()
+def _agreement(model: "AdaptiveModel", run: Run, images: Tensor | None) -> tuple[float | None, int]:
+    """Return the share of images that both predict alike, and how many; a guard excludes what is not finite."""
+    finite = None if images is None else images[images.isfinite().flatten(1).all(dim=1)]
+    if finite is None or len(finite) == 0:
+        return None, 0
+    expected = model.method.predict(finite).argmax(dim=1)
+    return float((run(finite).argmax(dim=1).cpu() == expected.cpu()).float().mean()), len(finite)
 
 
-def _write_state_dict(network: nn.Module, draft: Path, _example: Tensor) -> "Run":
-    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in network.state_dict().items()}
-    draft.write_bytes(serialise_tensors(tensors))
-    network.load_state_dict(parse_tensors(draft.read_bytes()))
-    return lambda images: logits_of(network(images))
+def _write_state_dict(network: nn.Module, _example: Tensor) -> tuple[bytes, Run]:
+    data = serialise_tensors(
+        {k: value.detach().cpu().contiguous().clone() for k, value in network.state_dict().items()}
+    )
+    network.load_state_dict(parse_tensors(data))
+    return data, _Logits(network)
 
 
-def _write_program(network: nn.Module, draft: Path, example: Tensor) -> "Run":
-    program = torch.export.export(_Logits(network), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    torch.export.save(program, draft)
-    module = torch.export.load(draft).module()
-    return lambda images: module(images)
+def _write_program(network: nn.Module, example: Tensor) -> tuple[bytes, Run]:
+    file = io.BytesIO()
+    dynamic = ({0: torch.export.Dim("batch")},)
+    torch.export.save(torch.export.export(_Logits(network), (example,), dynamic_shapes=dynamic), file)
+    return file.getvalue(), torch.export.load(io.BytesIO(file.getvalue())).module()
 
 
-def _write_onnx(network: nn.Module, draft: Path, example: Tensor) -> "Run":
+def _write_onnx(network: nn.Module, example: Tensor) -> tuple[bytes, Run]:
     for name in ("onnx", "onnxscript"):
         optional(name, "onnx")
     runtime = optional("onnxruntime", "onnx")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own, about its internals
-        torch.onnx.export(
-            _Logits(network), (example,), draft, dynamo=True, verbose=False, external_data=False,
+        program = torch.onnx.export(
+            _Logits(network), (example,), dynamo=True, verbose=False,
             input_names=["images"], output_names=["logits"], dynamic_shapes=({0: torch.export.Dim("batch")},),
         )  # fmt: skip
-    session = runtime.InferenceSession(draft.read_bytes(), providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.cpu().numpy()})[0])
+    data: bytes = program.model_proto.SerializeToString()  # type: ignore[union-attr]
+    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    return data, lambda images: torch.from_numpy(session.run(["logits"], {"images": images.cpu().numpy()})[0])
 
 
 class _Logits(nn.Module):
@@ -230,9 +209,8 @@ class _Logits(nn.Module):
         return logits_of(self.network(images))
 
 
-Run = Callable[[Tensor], Tensor]
-_WRITERS: dict[str, Callable[[nn.Module, Path, Tensor], Run]] = {
-    "state_dict": _write_state_dict,
-    "onnx": _write_onnx,
-    "torch_export": _write_program,
+_FORMATS: dict[str, tuple[str, Callable[[nn.Module, Tensor], tuple[bytes, Run]]]] = {
+    "state_dict": (".safetensors", _write_state_dict),
+    "onnx": (".onnx", _write_onnx),
+    "torch_export": (".pt2", _write_program),
 }

@@ -10,23 +10,15 @@ import time
 import torch
 from torch import Tensor, nn
 
-from dpl.core.errors import SettingError
 from dpl.network.network import Network
-from dpl.network.norm import RunningStatistics
+from dpl.network.norm_control import RunningStatistics
 from dpl.network.split import logits_of
 
-__all__ = ["SMALL_SIDE", "channels_last", "check_layout", "choose_layout", "rule_for"]
+__all__ = ["LAYOUTS", "SMALL_SIDE", "channels_last", "choose_layout", "rule_for"]
 
-_LAYOUTS = ("auto", "timed", "as_is", "channels_last")
+LAYOUTS = ("auto", "timed", "as_is", "channels_last")
 SMALL_SIDE = 64  # pixels; below it the layout hardly matters
 _ROUNDS, _IMAGES = 3, 8  # of a measurement
-
-
-def check_layout(layout: str) -> str:
-    """Return a valid layout, or raise an error that lists them."""
-    if layout not in _LAYOUTS:
-        raise SettingError(f"layout={layout!r}: expected one of {', '.join(map(repr, _LAYOUTS))}")
-    return layout
 
 
 def channels_last(value: Tensor) -> Tensor:
@@ -35,11 +27,23 @@ def channels_last(value: Tensor) -> Tensor:
 
 
 def choose_layout(layout: str, network: Network, images: Tensor) -> str:
-    """Return the layout that "auto" or "timed" means for these images."""
+    """Return the layout that "auto" or "timed" means for these images: by the rule, or the faster one."""
+    module = network.module
     if layout == "auto":
-        return rule_for(network.module, images)
-    with network.norm.using(RunningStatistics()):
-        return _faster_layout(network.module, images)
+        return rule_for(module, images)
+    if images.ndim != 4 or not _spatial_weights(module):
+        return "as_is"
+    layouts = {"channels_last": channels_last, "as_is": Tensor.contiguous}
+    best = dict.fromkeys(layouts, math.inf)
+    try:
+        for _ in range(_ROUNDS):  # in turns, so that other load on the machine affects both
+            for name, put in layouts.items():
+                module._apply(put)  # type: ignore[no-untyped-call]
+                with network.norm.using(RunningStatistics()):
+                    best[name] = min(best[name], _seconds(module, images[:_IMAGES]))
+    finally:
+        module._apply(Tensor.contiguous)  # type: ignore[no-untyped-call]
+    return "channels_last" if best["channels_last"] < best["as_is"] else "as_is"
 
 
 def rule_for(module: nn.Module, images: Tensor) -> str:
@@ -53,40 +57,21 @@ def rule_for(module: nn.Module, images: Tensor) -> str:
     return "channels_last" if large and usual else "as_is"
 
 
-def _faster_layout(module: nn.Module, images: Tensor) -> str:
-    """Return the layout in which `module` runs faster on these images, forward and, if anything trains, backward."""
-    if images.ndim != 4 or not _spatial_weights(module):
-        return "as_is"
-    best = {"as_is": math.inf, "channels_last": math.inf}
-    try:
-        for _ in range(_ROUNDS):  # in turns, so that other load on the machine affects both
-            for layout, put in (("channels_last", channels_last), ("as_is", Tensor.contiguous)):
-                module._apply(put)  # type: ignore[no-untyped-call]
-                best[layout] = min(best[layout], _seconds(module, images[:_IMAGES]))
-    finally:
-        module._apply(Tensor.contiguous)  # type: ignore[no-untyped-call]
-    return min(best, key=lambda layout: best[layout])
-
-
 def _spatial_weights(module: nn.Module) -> list[Tensor]:
     """Return the weights of convolutions with a kernel above 1 x 1 and several channels: only those have a layout."""
     weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     return [weight for weight in weights if weight[0, 0].numel() > 1 and weight.shape[1] > 1]
 
 
-def _run(module: nn.Module, images: Tensor) -> None:
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    with torch.set_grad_enabled(bool(trained)):
-        logits = logits_of(module(images))
-        if trained:
-            torch.autograd.grad(logits.float().square().mean(), trained, allow_unused=True)
-
-
 def _seconds(module: nn.Module, images: Tensor) -> float:
-    """Return the time of the second of two runs: the first one chooses kernels and allocates."""
+    """Return the time of a second pass (and backward if anything trains): the first chooses kernels and allocates."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for _ in range(2):
         begun = time.perf_counter()
-        _run(module, images)
+        with torch.set_grad_enabled(bool(trained)):
+            logits = logits_of(module(images))
+            if trained:
+                torch.autograd.grad(logits.float().square().mean(), trained, allow_unused=True)
         if images.is_cuda:
             torch.cuda.synchronize(images.device)
     return time.perf_counter() - begun

@@ -1,7 +1,8 @@
 """A private copy of the caller's classifier, run through one call, with the places that methods need made reachable."""
 
+import hashlib
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -9,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from dpl.core.errors import ModelError
+from dpl.core.errors import DplError, InputError, ModelError
 from dpl.core.numerics import at_least_float32
-from dpl.network.norm import NormControl, RunningStatistics, Statistics, install
+from dpl.network.norm_control import NormControl, RunningStatistics, Statistics, install
 from dpl.network.scope import select_parameters
 from dpl.network.split import find_classifier, guess_classifier, logits_of, private_copy, watch_classifier
 from dpl.network.style_layer import at_layer
@@ -54,9 +55,8 @@ class Pass:
         """Return the pass of the first images, as if they were the whole batch."""
         features = None if self.features is None else self.features[:count]
         maps = None if self.maps is None else self.maps[:count]
-        reference = self.reference[:count]
-        part = Pass(self.images[:count], self.logits[:count], features, reference, reference, count)
-        return replace(part, maps=maps, statistics=self.statistics)
+        images, logits, reference = self.images[:count], self.logits[:count], self.reference[:count]
+        return Pass(images, logits, features, reference, reference, count, maps=maps, statistics=self.statistics)
 
     def share(self, mask: Tensor) -> Tensor:
         """Return the fraction of the whole batch that a mask over this pass's own images selects."""
@@ -65,9 +65,6 @@ class Pass:
 
 class Network:
     """A deep copy in evaluation mode whose BatchNorm layers follow one control; the caller's object is not touched."""
-
-    device: torch.device
-    dtype: torch.dtype
 
     def __init__(self, model: nn.Module, *, classifier: str | None = None, needs_classifier: bool = False) -> None:
         self.module = private_copy(model).eval()
@@ -83,9 +80,16 @@ class Network:
         """Look up the classifier, the device and the type; called again after a move."""
         name = self.classifier_name
         self._classifier: Any = None if name is None else self.module.get_submodule(name)
-        floats = [parameter for parameter in self.module.parameters() if parameter.is_floating_point()]
-        first = floats[0] if floats else torch.empty(0)
+        first = next((value for value in self.module.parameters() if value.is_floating_point()), torch.empty(0))
         self.device, self.dtype = first.device, first.dtype
+
+    def fingerprint(self) -> str:
+        """Hash the weights, so that a snapshot is never loaded onto another model."""
+        digest = hashlib.sha256()
+        for name, value in self.module.state_dict().items():
+            digest.update(f"{name}{tuple(value.shape)}".encode())
+            digest.update(value.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def __call__(self, images: Tensor) -> Pass:
         """Run the network and keep its classifier's input; a graph is made if gradients are enabled."""
@@ -121,11 +125,10 @@ class Network:
     @property
     def prototypes(self) -> Tensor:
         """W, the classifier's rows [C, d]; recomputed at each access where they are weight-normed."""
-        layer = self._classifier or self.classifier
-        direction, size = getattr(layer, "weight_v", None), getattr(layer, "weight_g", None)
-        if isinstance(direction, Tensor) and isinstance(size, Tensor):
-            return torch._weight_norm(direction, size, 0)
-        return layer.weight
+        layer: Any = self._classifier or self.classifier
+        if hasattr(layer, "weight_v"):
+            return torch._weight_norm(layer.weight_v, layer.weight_g)
+        return layer.weight  # type: ignore[no-any-return]
 
     @property
     def classes(self) -> int:
@@ -146,10 +149,16 @@ class Network:
         """
         assumed = self.classifier_name
         pair = torch.cat([images[:1], images[:1].flip(-1) / 2])
-        with self.norm.using(RunningStatistics()):
-            if not self.confirmed and assumed is not None:
-                self.classifier_name = watch_classifier(self.module, images[:1], assumed)
-            together, alone = logits_of(self.module(pair))[1:], logits_of(self.module(pair[1:]))
+        try:
+            with self.norm.using(RunningStatistics()):
+                if not self.confirmed and assumed is not None:
+                    self.classifier_name = watch_classifier(self.module, images[:1], assumed)
+                together, alone = logits_of(self.module(pair))[1:], logits_of(self.module(pair[1:]))
+        except DplError:
+            raise
+        except (RuntimeError, ValueError, AssertionError, IndexError, TypeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"the network refused images of shape {tuple(images.shape)}: {reason}") from error
         self.per_sample = self.per_sample and torch.allclose(together, alone, rtol=1e-3, atol=1e-4)
         self.confirmed = True
         self.update_references()

@@ -1,6 +1,7 @@
 """Copy any network, and find its linear classifier: its input is the feature, its rows are the prototypes."""
 
 import copy
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -38,20 +39,17 @@ def find_classifier(module: nn.Module, name: str | None = None) -> str:
     A given name is checked. Otherwise timm's `get_classifier` is called, on the network or on whatever it wraps. Then
     the last `nn.Linear` is assumed, which `watch_classifier` confirms or corrects on the first batch.
     """
-    if name is not None:
-        linears = _linear_layers(module)
-        if name not in linears:
-            raise ModelError(
-                f"classifier={name!r} is not an nn.Linear of this network; its linear layers: {_listed(linears)}"
-            )
-        return name
-    guess = guess_classifier(module)
-    if guess is None:
+    linears = _linear_layers(module)
+    if name is not None and name not in linears:
+        listed = _listed(linears)
+        raise ModelError(f"classifier={name!r} is not an nn.Linear of this network; its linear layers: {listed}")
+    found = name or guess_classifier(module)
+    if found is None:
         raise ModelError(
             "no nn.Linear found in this network, and a linear classifier is needed here (timm's get_classifier() and "
             "all submodules were searched); use a method or scope that works without, e.g. 'tent' with scope='affine'"
         )
-    return guess
+    return found
 
 
 def guess_classifier(module: nn.Module) -> str | None:
@@ -65,19 +63,13 @@ def guess_classifier(module: nn.Module) -> str | None:
 
 def watch_classifier(module: nn.Module, images: Tensor, guess: str) -> str:
     """Return the name of the `nn.Linear` that made the logits of `images`, by watching one forward pass."""
-    linears = _linear_layers(module)
+    names = {layer: key for key, layer in _linear_layers(module).items()}
     outputs: dict[str, Tensor] = {}
-
-    def remember(key: str) -> Any:
-        return lambda _module, _inputs, output: outputs.__setitem__(key, output)
-
-    handles = [layer.register_forward_hook(remember(key)) for key, layer in linears.items()]
-    try:
-        with torch.no_grad():
-            logits = logits_of(module(images))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), ExitStack() as hooks:
+        for layer in names:
+            hook = layer.register_forward_hook(lambda layer, _inputs, output: outputs.__setitem__(names[layer], output))
+            hooks.enter_context(hook)
+        logits = logits_of(module(images))
     same_shape = [key for key, output in outputs.items() if output.shape == logits.shape]
     made = [key for key in same_shape if torch.equal(outputs[key], logits)] or same_shape
     if not made:

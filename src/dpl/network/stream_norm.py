@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dpl.core.numerics import at_least_float32, variance_and_mean
 from dpl.core.random import Random
 from dpl.core.state import Stateful
-from dpl.network.norm import BatchRule, Forward, NormControl, add_rule, channel_statistics, normalise, normalise_each
+from dpl.network.norm_control import BatchRule, Forward, NormControl, channel_statistics, normalise, normalise_each
 
 __all__ = ["BatchRenormalisation", "StreamRule", "UnMix"]
 
@@ -70,10 +70,8 @@ class UnMix(StreamRule):
         """Normalise each sample, then move the components."""
         columns: slice = vars(layer)["norm_columns"]
         M, V, k = self.means[:, columns], self.variances[:, columns], self.components
-        v, m = (
-            s.flatten(1).to(M.dtype)
-            for s in variance_and_mean(x if x.ndim > 2 else x[..., None], range(2, max(3, x.ndim)))
-        )
+        maps = x if x.ndim > 2 else x[..., None]
+        v, m = (s.flatten(1).to(M.dtype) for s in variance_and_mean(maps, range(2, maps.ndim)))
         with torch.no_grad():
             a = (F.normalize(m, dim=1) @ F.normalize(M, dim=1).T / 0.07).softmax(dim=1)  # [B, K]
         mean = ((1 - a) @ M + m) / k  # the shares of a sample sum up to one
@@ -127,7 +125,3 @@ class BatchRenormalisation(StreamRule):
         weight = torch.ones_like(r) if layer.weight is None else layer.weight
         bias = torch.zeros_like(d) if layer.bias is None else layer.bias
         return normalise(layer, forward, x, mean, variance, (weight * r, weight * d + bias))
-
-
-add_rule("unmix", UnMix)
-add_rule("renorm", BatchRenormalisation)

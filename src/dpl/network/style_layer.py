@@ -32,16 +32,13 @@ def find_style_layer(module: nn.Module, name: str | None = None) -> str:
         if name in names:
             return name
         raise ModelError(f"style_layer={name!r} is not a module of this network; it has {', '.join(names[:12])}, ...")
-    for stage in _FIRST_STAGES:
-        for key in names:
-            if key == stage or key.endswith("." + stage):
-                return key
-    for key in names:
-        if isinstance(module.get_submodule(key), (nn.Conv2d, nn.TransformerEncoderLayer)):
-            return key
-    raise ModelError(
-        "no layer for style transfer found (no first stage, no convolution); name it with style_layer='...'"
-    )
+    stages = [key for stage in _FIRST_STAGES for key in names if f".{key}".endswith(f".{stage}")]
+    kinds = (nn.Conv2d, nn.TransformerEncoderLayer)
+    found = stages or [key for key in names if isinstance(module.get_submodule(key), kinds)]
+    if not found:
+        problem = "no layer for style transfer found (no first stage, no convolution)"
+        raise ModelError(f"{problem}; name it with style_layer='...'")
+    return found[0]
 
 
 def prefix_tokens(module: nn.Module) -> int:
@@ -64,8 +61,5 @@ def at_layer(module: nn.Module, layer: str, change: Callable[[Tensor], Tensor | 
         changed = change(output[0])
         return None if changed is None else (changed, *output[1:])
 
-    handle = module.get_submodule(layer).register_forward_hook(hook)
-    try:
+    with module.get_submodule(layer).register_forward_hook(hook):
         yield
-    finally:
-        handle.remove()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpl.core.state import Stateful
-from dpl.network.norm import NormControl, Statistics
+from dpl.network.norm_control import NormControl, Statistics
 
 __all__ = ["RECENT", "TargetStatistics"]
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpl.report.runs import Experiment, Integers, PredictionTrace, paired
+from dpl.report.runs import UNKNOWN, Experiment, Integers, Trace
 from dpl.report.summary import shown
+from dpl.reproduce.document import grouped
 from dpl.reproduce.plotting import COLOURS, colour
 
 __all__ = ["chart_data", "line_styles"]
@@ -35,12 +36,8 @@ def chart_data(experiment: Experiment) -> dict[str, Any]:
         "by_class": [[_by_class(experiment, method, stream) for method in methods] for stream in streams],
         "by_domain": [_by_domain(experiment, method) for method in methods],
         "events": [
-            {
-                "method": methods.index(event["method"]),
-                "seen": event["seen"],
-                "alarm": event["alarm"],
-                "text": f"batch {event['batch']}: {event['action']}: {event['reason']}",
-            }
+            {"method": methods.index(event["method"]), "seen": event["seen"], "alarm": event["alarm"]}
+            | {"text": f"batch {event['batch']}: {event['action']}: {event['reason']}"}
             for event in experiment.events[:_MARKED]
         ],
     }
@@ -49,35 +46,31 @@ def chart_data(experiment: Experiment) -> dict[str, Any]:
 def line_styles(experiment: Experiment) -> list[dict[str, str]]:
     """Return each method with the colour and dashes of its line; methods of the same colour differ in dashes."""
     dashes = ("", "6 3", "2 3", "8 3 2 3")
-    styles: list[dict[str, str]] = []
-    used: Counter[str] = Counter()
-    others = 0
+    others = [name for name in experiment.methods if name not in COLOURS]
+    styles, used = [], Counter[str]()
     for name in experiment.methods:
-        shade = colour(name, others)
-        others += name not in COLOURS
+        shade = colour(name, others.index(name) if name in others else 0)
         styles.append({"name": name, "colour": shade, "dash": dashes[used[shade] % len(dashes)]})
         used[shade] += 1
     return styles
 
 
 def _lines(experiment: Experiment, stream: str) -> dict[str, Any]:
-    """Return the curves over one stream: cumulative accuracy; confidence and agreement by windows."""
-    traces = [experiment.traces.get((method, stream), ()) for method in experiment.methods]
+    """Return the curves over one stream: accuracy so far; confidence, and agreement with the source, by windows."""
+    traces = [[*experiment.traces.get((method, stream), {}).values()] for method in experiment.methods]
     length = min((len(trace) for each in traces for trace in each), default=0)
     if not length:
         return {"seen": [], "ends": [], "accuracy": [], "confidence": [], "agreement": []}
-    seen, ends = _points(experiment, length), _window_ends(experiment, length)
-    agreement = [[_agreement(experiment, stream, trace) for trace in each] for each in traces]
+    first, most = min(32, length) - 1, min(_detail(experiment), length)  # over fewer than 32 images a mean says little
+    seen, ends = np.unique(np.linspace(first, length - 1, most).astype(np.int64)), _window_ends(experiment, length)
+    right = [[100.0 * np.cumsum(t.correct) / np.maximum(np.cumsum(t.known), 1) for t in each] for each in traces]
+    same = [[(t.prediction == t.source)[t.source != UNKNOWN] for t in each] for each in traces]
     return {
         "seen": (seen + 1).tolist(),
         "ends": ends.tolist(),
-        "accuracy": [_band([_cumulative_accuracy(trace)[seen] for trace in each]) for each in traces]
-        if experiment.labelled
-        else [],
+        "accuracy": [_band([own[seen] for own in each]) for each in right] if experiment.labelled else [],
         "confidence": [_band([_window_percent(trace.confidence, ends) for trace in each]) for each in traces],
-        "agreement": [
-            _band([_window_percent(same, ends) for same in each if len(same) >= length]) for each in agreement
-        ],
+        "agreement": [_band([_window_percent(own, ends) for own in each if len(own) >= length]) for each in same],
     }
 
 
@@ -86,37 +79,16 @@ def _detail(experiment: Experiment) -> int:
     return min(100, max(24, _CURVE_POINTS // (len(experiment.streams) * len(experiment.methods))))
 
 
-def _points(experiment: Experiment, length: int) -> Integers:
-    """Return the images after which a curve has a point; over fewer than 32 a mean says little."""
-    count = min(_detail(experiment), length)
-    return np.unique(np.linspace(min(32, length) - 1, length - 1, count).astype(np.int64))
-
-
 def _window_ends(experiment: Experiment, length: int) -> Integers:
     """Return the ends of the windows, each of at least 16 images."""
     count = max(1, min(_detail(experiment) * 3 // 10, length // 16))
     return np.linspace(0, length, count + 1).astype(np.int64)[1:]
 
 
-def _cumulative_accuracy(trace: PredictionTrace) -> Floats:
-    """Return the accuracy in percent after each image, of those whose class is known."""
-    return np.asarray(100.0 * np.cumsum(trace.correct) / np.maximum(np.cumsum(trace.known), 1), dtype=np.float64)
-
-
 def _window_percent(values: NDArray[Any], ends: Integers) -> Floats:
     """Return the mean of each window in percent."""
-    sums = np.concatenate([[0.0], np.cumsum(values[: ends[-1]].astype(np.float64))])
-    starts = np.concatenate([[0], ends[:-1]])
-    return np.asarray(100 * (sums[ends] - sums[starts]) / (ends - starts), dtype=np.float64)
-
-
-def _agreement(experiment: Experiment, stream: str, trace: PredictionTrace) -> NDArray[np.bool_]:
-    """Return where a method predicts what the source model does, on the images that both have."""
-    source = experiment.source_trace(stream, trace.seed)
-    if source is None:
-        return np.zeros(0, dtype=bool)
-    first, second = paired(source, trace)
-    return np.equal(first.prediction, second.prediction)
+    sums = np.concatenate([[0.0], np.cumsum(values[: ends[-1]].astype(np.float64))])[[0, *ends]]
+    return np.asarray(100 * np.diff(sums) / np.diff([0, *ends]), dtype=np.float64)
 
 
 def _band(lines: Sequence[Floats]) -> dict[str, list[float]] | None:
@@ -138,13 +110,12 @@ def _drawn(values: Floats) -> list[float]:
 
 def _balance(experiment: Experiment, stream: str) -> dict[str, Any]:
     """Return the share of each class over the stream, true and as predicted; of many classes some have a colour."""
-    traces = {m: experiment.traces[m, stream][0] for m in experiment.methods if (m, stream) in experiment.traces}
+    traces = {m: trace for m in experiment.methods if (trace := experiment.first(m, stream)) is not None}
     length = min(map(len, traces.values()), default=0)
     if not length:
         return {"ends": [], "classes": [], "truth": None, "methods": []}
-    first = next(iter(traces.values()))
-    coloured = _coloured(experiment, first, list(traces.values()))
-    ends = _window_ends(experiment, length)
+    first, ends = next(iter(traces.values())), _window_ends(experiment, length)
+    coloured = _coloured(len(experiment.classes), list(traces.values()))
     return {
         "ends": ends.tolist(),
         "classes": coloured.tolist(),
@@ -153,11 +124,10 @@ def _balance(experiment: Experiment, stream: str) -> dict[str, Any]:
     }
 
 
-def _coloured(experiment: Experiment, source: PredictionTrace, traces: Sequence[PredictionTrace]) -> Integers:
+def _coloured(count: int, traces: Sequence[Trace]) -> Integers:
     """Return the most frequent classes, and those whose number changed most from the first method to another."""
-    count = len(experiment.classes)
     predicted = np.stack([np.bincount(trace.prediction, minlength=count)[:count] for trace in traces])
-    frequent = predicted.mean(axis=0) + np.bincount(source.label[source.known], minlength=count)[:count]
+    frequent = predicted.mean(axis=0) + np.bincount(traces[0].label[traces[0].known], minlength=count)[:count]
     changed = np.abs(predicted - predicted[0]).max(axis=0)
     by_number, by_change = np.argsort(-frequent, kind="stable"), np.lexsort((-frequent, -changed))
     chosen = dict.fromkeys([*by_number[: _FEW_CLASSES // 2].tolist(), *by_change.tolist()])
@@ -170,12 +140,11 @@ def _shares(numbers: Integers, coloured: Integers, ends: Integers) -> list[list[
     return [np.round(part, 2).tolist() for part in (*parts, 100 - np.sum(parts, axis=0))]
 
 
-def _labelled(experiment: Experiment, method: str, stream: str) -> tuple[Integers, Integers]:
+def _labelled(experiment: Experiment, method: str | None, stream: str) -> tuple[Integers, Integers]:
     """Return true and predicted classes over all seeds, where the true one is known."""
-    traces = experiment.traces.get((method, stream), ())
-    none = np.zeros(0, dtype=np.int64)
-    label = np.concatenate([none, *(trace.label[trace.known] for trace in traces)])
-    prediction = np.concatenate([none, *(trace.prediction[trace.known] for trace in traces)])
+    traces = experiment.traces.get((method or "", stream), {}).values()
+    pairs = [np.stack([trace.label, trace.prediction])[:, trace.known] for trace in traces]
+    label, prediction = np.concatenate([np.zeros((2, 0), dtype=np.int64), *pairs], axis=1)
     named = prediction < len(experiment.classes)
     return label[named], prediction[named]
 
@@ -198,7 +167,7 @@ def _confusion(experiment: Experiment, method: str, stream: str) -> dict[str, An
 def _by_class(experiment: Experiment, method: str, stream: str) -> list[dict[str, Any]]:
     """Return the accuracy on each class; of many classes those that changed most."""
     images, own = _class_accuracy(experiment, method, stream)
-    _, source = _class_accuracy(experiment, experiment.reference or "", stream)
+    _, source = _class_accuracy(experiment, experiment.reference, stream)
     present = np.flatnonzero(images)
     change = np.abs(np.nan_to_num(own - source))[present]
     kept = np.sort(present[np.argsort(-change, kind="stable")[:_LISTED]])
@@ -209,7 +178,7 @@ def _by_class(experiment: Experiment, method: str, stream: str) -> list[dict[str
     ]
 
 
-def _class_accuracy(experiment: Experiment, method: str, stream: str) -> tuple[Integers, Floats]:
+def _class_accuracy(experiment: Experiment, method: str | None, stream: str) -> tuple[Integers, Floats]:
     """Return for each class the number of images and the accuracy in percent, NaN where it has none."""
     label, prediction = _labelled(experiment, method, stream)
     count = len(experiment.classes)
@@ -219,22 +188,18 @@ def _class_accuracy(experiment: Experiment, method: str, stream: str) -> tuple[I
 
 def _by_domain(experiment: Experiment, method: str) -> list[dict[str, Any]]:
     """Return the accuracy on each domain, mean over seeds, also for streams that mix domains."""
-    source = _domain_accuracy(experiment, experiment.reference or "")
-    return [
-        _comparison(experiment, method, name, value, source.get(name, np.nan))
-        for name, value in _domain_accuracy(experiment, method).items()
+    own, source = (_domain_accuracy(experiment, name) for name in (method, experiment.reference))
+    return [_comparison(experiment, method, name, value, source.get(name, np.nan)) for name, value in own.items()]
+
+
+def _domain_accuracy(experiment: Experiment, method: str | None) -> dict[str, float]:
+    rows = [row for row in experiment.rows if row["label"] == method]
+    inside = [
+        row["by_domain"] if len(row.get("by_domain") or {}) > 1 else {row["stream"]: row.get("accuracy")}
+        for row in rows
     ]
-
-
-def _domain_accuracy(experiment: Experiment, method: str) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
-    for row in (row for row in experiment.rows if row["label"] == method):
-        inside = row.get("by_domain") or {}
-        entries = {row["stream"]: row.get("accuracy")} if len(inside) < 2 else inside
-        for name, value in entries.items():
-            if value is not None:
-                found.setdefault(name, []).append(value)
-    return {name: float(np.mean(values)) for name, values in found.items()}
+    known = grouped(pair for domains in inside for pair in domains.items() if pair[1] is not None)
+    return {name: float(np.mean(values)) for name, values in known.items()}
 
 
 def _comparison(experiment: Experiment, method: str, name: str, own: float, source: float) -> dict[str, Any]:

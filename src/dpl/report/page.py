@@ -5,97 +5,99 @@ import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
+
 import dpl
-from dpl.core.extras import optional
+from dpl.core.errors import DataError
+from dpl.core.files import write_file
+from dpl.data.images import EXTENSIONS
 from dpl.report import summary
 from dpl.report.chart_data import chart_data, line_styles
+from dpl.report.predictions import joined
 from dpl.report.runs import Experiment, Run
-from dpl.report.samples import MOST_PICTURES, choose_samples
+from dpl.report.samples import MOST_PICTURES, Samples
 from dpl.report.summary import shown, signed
 
-__all__ = ["render"]
+__all__ = ["check_output", "holds_images", "write_report"]
 
 
-def render(runs: Sequence[Run], title: str) -> str:
-    """Return the whole page."""
-    script = _asset("charts.js") + _asset("page.js")
-    count = sum(len(run.experiments) for run in runs)
-    room = max(40, MOST_PICTURES // max(count, 1))
-    page: str = _template().render(
-        title=title,
-        runs=[(run, [_view(experiment, room) for experiment in run.experiments]) for run in runs],
-        policy=_policy(script),
+def write_report(runs: Sequence[Run], out: Path) -> Path:
+    """Write the page of some runs to a file; an older one is replaced once the new one is complete.
+
+    Its content security policy lets it run its own script and load nothing.
+    """
+    shown_runs, script = joined(runs), _asset("charts.js") + _asset("page.js")
+    checksum = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    room = max(40, MOST_PICTURES // max(sum(len(run.experiments) for run in shown_runs), 1))
+    page = _TEMPLATES.from_string(_asset("page.html.j2")).render(
+        title=shown_runs[0].name if len(shown_runs) == 1 else f"{len(shown_runs)} runs",
+        runs=[(run, [_view(experiment, room) for experiment in run.experiments]) for run in shown_runs],
+        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{checksum}'",
         style=_asset("page.css"),
         script=script,
         version=dpl.__version__,
         time=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
-    return page
+    return write_file(check_output(out), page)
+
+
+def check_output(out: Path) -> Path:
+    """Return the file to write, `report.html` if a folder is named; refuse a folder of images."""
+    file = out / "report.html" if out.is_dir() else out
+    if holds_images(file.parent):
+        raise DataError(
+            f"{file}: its folder holds images, where no page is written; name another place with --out FILE"
+        )
+    return file
+
+
+def holds_images(folder: Path) -> bool:
+    """Say whether a folder holds images other than pictures of a report's tables, which stand beside its page."""
+    images = [path for path in folder.iterdir() if path.suffix.lower() in EXTENSIONS] if folder.is_dir() else []
+    return any(not path.with_suffix(".html").is_file() for path in images)
 
 
 def _asset(name: str) -> str:
     return files("dpl.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _policy(script: str) -> str:
-    """Return the page's content security policy: it may run its own script and load nothing."""
-    checksum = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{checksum}'"
-
-
-def _template() -> Any:
-    jinja2 = optional("jinja2", "bench")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.filters |= {"shown": shown, "figure": lambda value: f"{shown(value):.1f}", "signed": signed}
-    environment.filters |= {"number": _number, "known": lambda value: -1 if value != value else value}
-    return environment.from_string(_asset("page.html.j2"))
-
-
-def _number(value: float, digits: int = 0) -> str:
-    """Return a figure as text, a dash for one that is not known (NaN)."""
-    return "–" if value != value else f"{value:,.{digits}f}"
-
-
 def _view(experiment: Experiment, room: int) -> dict[str, Any]:
     """Return what the template shows of an experiment."""
     table = summary.accuracy_table(experiment) if experiment.labelled else None
-    samples = choose_samples(experiment, room)
-    pictures = {"pictures": samples.pictures, "names": samples.names, "shown": samples.shown}
-    ranked = _ranked(experiment, table)
-    chosen = _compared_first(experiment, ranked)
+    samples = Samples(experiment, room)
+    chosen, drawn = _shown_first(experiment, table)
     return {
         "experiment": experiment,
+        "images": sum({row["stream"]: row["n"] for row in experiment.rows}.values()),
         "table": table,
         "unlabelled": summary.unlabelled_headline(experiment) if table is None else (),
         "chosen": chosen,
         "styles": line_styles(experiment),
-        "drawn": _drawn_first(experiment, ranked, chosen),
+        "drawn": drawn,
         "samples": samples,
         "costs": summary.costs(experiment),
         "findings": summary.findings(experiment),
         "skipped": summary.skipped_updates(experiment),
-        "data": chart_data(experiment) | {"samples": pictures},
+        "data": chart_data(experiment) | {"samples": {n: getattr(samples, n) for n in ("pictures", "names", "shown")}},
     }
 
 
-def _ranked(experiment: Experiment, table: summary.AccuracyTable | None) -> list[str]:
-    """Return the methods by accuracy, the best first."""
+def _shown_first(experiment: Experiment, table: summary.AccuracyTable | None) -> tuple[str, list[str]]:
+    """Return the method that is compared with the source model at first, DPL or else the best; and a few to draw."""
     scores = {} if table is None else table.scores.dropna().to_dict()
-    return sorted(experiment.methods, key=lambda method: -scores.get(method, 0.0))
+    ranked = sorted(experiment.methods, key=lambda method: -scores.get(method, 0.0))
+    wanted = [name for name in ("dpl", "dpl_dagger", *ranked) if name in ranked and name != experiment.reference]
+    chosen = wanted[0] if wanted else ranked[0]
+    order = dict.fromkeys([experiment.reference or "", chosen, "dpl", "dpl_dagger", "pl", "tent", *ranked])
+    return chosen, [method for method in order if method in ranked][:7]
 
 
-def _compared_first(experiment: Experiment, ranked: Sequence[str]) -> str:
-    """Return the method that is compared with the source model at first: DPL, or else the best."""
-    others = [method for method in ranked if method != experiment.reference]
-    return next((method for method in ("dpl", "dpl_dagger", *others) if method in others), ranked[0])
-
-
-def _drawn_first(experiment: Experiment, ranked: Sequence[str], chosen: str) -> list[str]:
-    """Return the methods whose lines are drawn at first: few enough to tell apart."""
-    wanted = dict.fromkeys([experiment.reference, chosen, "dpl", "dpl_dagger", "pl", "tent", *ranked])
-    return [method for method in wanted if method in experiment.methods][:7]
+_TEMPLATES = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+_TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+_TEMPLATES.filters |= {"shown": shown, "figure": lambda value: f"{shown(value):.1f}", "signed": signed}
+# A figure that is not known is NaN.
+_TEMPLATES.filters["number"] = lambda value, digits=0: "–" if value != value else f"{value:,.{digits}f}"
+_TEMPLATES.filters["known"] = lambda value: -1 if value != value else value

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpl.bench import Candidate, Cell, Store, Unit, cell_rows, frame
-from dpl.bench.plans import StoredRequest, read_requests
-from dpl.bench.selection import chosen, complete
+from dpl.bench.store import StoredRequest, chosen, complete, read_requests
 from dpl.core.errors import DataError, DplError
 from dpl.data.folders import shorten
 from dpl.reproduce.document import Item, grouped, merged, protocol_items, setting_items, version_lines
-from dpl.reproduce.layouts import Row
+from dpl.reproduce.paper import Row
 
 __all__ = [
-    "SOURCE", "UNKNOWN", "Experiment", "Facts", "Integers", "PredictionTrace", "Record", "Run", "is_store", "labels_of",
-    "paired", "read_json", "read_store",
+    "SOURCE", "UNKNOWN", "Experiment", "Integers", "Record", "Run", "Trace", "labels_of", "make_trace",
+    "read_json", "read_store",
 ]  # fmt: skip
 
 SOURCE = "source"
@@ -29,47 +28,26 @@ UNKNOWN = -1  # label of an image whose class is not known
 _SHARED = ("dataset", "corrupt", "part", "holdout", "limit", "files", "transform", "protocol", "order", "delta",
            "visits", "imbalance", "outliers", "outlier_ratio", "stream_speed", "network")  # fmt: skip
 
-Facts = tuple[tuple[str, tuple[Item, ...]], ...]
 Integers = NDArray[np.int64]
 Record = Mapping[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class PredictionTrace:
-    """The predictions of one method on one stream with one seed, in the order in which the images arrived."""
+Trace = np.recarray[Any, Any]
+"""The predictions of one method on one stream with one seed, a record for each image in order of arrival.
 
-    seed: int
-    label: Integers
-    prediction: Integers
-    confidence: NDArray[np.float64]
-    image: Integers
-    """Identifies an image of the stream, for every method alike; of a benchmark: domain << 32 | sample."""
-
-    def __len__(self) -> int:
-        return len(self.prediction)
-
-    @property
-    def known(self) -> NDArray[np.bool_]:
-        """Whether the class of each image is known."""
-        return np.not_equal(self.label, UNKNOWN)
-
-    @property
-    def correct(self) -> NDArray[np.bool_]:
-        """Whether each prediction is right; False where the class is not known."""
-        return np.equal(self.prediction, self.label)
-
-    def take(self, rows: Integers) -> "PredictionTrace":
-        """Return these images only."""
-        return PredictionTrace(
-            self.seed, self.label[rows], self.prediction[rows], self.confidence[rows], self.image[rows]
-        )
+`image` identifies an image of the stream, for every method alike; of a benchmark: domain << 32 | sample. `source` is
+what the source model predicts for it, UNKNOWN where that was not run or lost.
+"""
 
 
-def paired(first: PredictionTrace, second: PredictionTrace) -> tuple[PredictionTrace, PredictionTrace]:
-    """Return both traces on the images that they share, in the order of the second."""
-    places = pd.Index(first.image).get_indexer(pd.Index(second.image))
-    shared = np.flatnonzero(places >= 0)
-    return first.take(places[shared]), second.take(shared)
+def make_trace(image: Integers, label: Integers, prediction: Integers, confidence: NDArray[Any]) -> Trace:
+    """Return predictions beside whether each class is known, and whether the prediction is right."""
+    columns = {
+        "image": image, "label": label, "prediction": prediction, "confidence": confidence.astype(np.float64),
+        "known": label != UNKNOWN, "correct": label == prediction, "source": np.full_like(label, UNKNOWN),
+    }  # fmt: skip
+    made: Trace = np.rec.fromarrays(columns.values(), dtype=[(name, own.dtype) for name, own in columns.items()])
+    return made
 
 
 @dataclass
@@ -82,20 +60,17 @@ class Experiment:
     classes: tuple[str, ...]
     rows: Sequence[Row]
     """One for each finished segment, as `dpl.bench.cell_rows` returns them; of a folder one for each method."""
-    traces: Mapping[tuple[str, str], Sequence[PredictionTrace]]
-    """By method and stream, one for each seed; absent where predictions were lost."""
-    facts: Facts = ()
-    """Lists with a heading: protocol, settings, versions."""
-    data: tuple[Path, ...] = ()
-    """Folders in which the images may be found again."""
+    traces: Mapping[tuple[str, str], Mapping[int, Trace]]
+    """By method and stream, then by seed; absent where predictions were lost."""
+    facts: Mapping[str, Sequence[Item]]  # lists by their heading: protocol, settings, versions
+    data: Sequence[Path] = ()  # folders in which the images may be found again
     units: Mapping[tuple[str, int], Unit] = field(default_factory=dict)
     """Of a benchmark: the unit that streamed the images, by stream and seed."""
-    images: Sequence[str] = ()
-    """Of a folder of images: their paths below one of the `data` folders."""
+    images: Sequence[str] = ()  # of a folder of images: their paths below one of the `data` folders
     events: Sequence[Record] = ()
     """What the guard did: method, batch, action, reason, alarm, and how many images had been seen."""
     guarded: bool = False
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
     @property
     def labelled(self) -> bool:
@@ -109,14 +84,19 @@ class Experiment:
             return SOURCE
         return next((row["label"] for row in self.rows if row.get("method") == SOURCE), None)
 
-    def image_count(self) -> int:
-        """Return the number of images of all streams."""
-        return sum({row["stream"]: row["n"] for row in self.rows}.values())
+    def first(self, method: str, stream: str) -> Trace | None:
+        """Return the predictions of a method on a stream with its first seed."""
+        return next(iter(self.traces.get((method, stream), {}).values()), None)
 
-    def source_trace(self, stream: str, seed: int) -> PredictionTrace | None:
-        """Return the predictions of the source model on a stream with a seed; those for a folder hold for any seed."""
-        traces = self.traces.get((self.reference or "", stream), ())
-        return next((trace for trace in traces if trace.seed == seed or self.images), None)
+    def __post_init__(self) -> None:
+        for (_, stream), by_seed in self.traces.items():
+            known = self.traces.get((self.reference or "", stream), {})
+            for seed, trace in by_seed.items():
+                any_seed = next(iter(known.values()), None) if self.images else None  # for a folder all are alike
+                source = known.get(seed, any_seed)
+                if source is not None:
+                    places = pd.Index(source.image).get_indexer(pd.Index(trace.image))
+                    trace.source = np.where(places >= 0, source.prediction[places], UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -125,19 +105,11 @@ class Run:
 
     name: str
     kind: str
-    status: str
-    """In a few words how much is finished."""
-    whole: bool
-    """Whether nothing is missing or damaged."""
+    status: str  # in a few words how much is finished
+    whole: bool  # whether nothing is missing or damaged
     experiments: tuple[Experiment, ...] = ()
-    problems: tuple[Item, ...] = ()
-    files: tuple[Any, ...] = ()
-    """Of `dpl adapt`: the predictions files."""
-
-
-def is_store(path: Path) -> bool:
-    """Return whether a folder looks like one that `dpl bench` wrote to."""
-    return any((path / name).is_dir() for name in ("units", "plans", "failures", "claims"))
+    problems: Sequence[Item] = ()
+    files: Sequence[Any] = ()  # of `dpl adapt`: the predictions files
 
 
 class _CheckedStore(Store):
@@ -148,50 +120,41 @@ class _CheckedStore(Store):
         self.sound: dict[str, Unit] = {}
         self.damage: list[Item] = []
         for folder in sorted((root / "units").glob("*")):
-            self._check(folder)
+            if folder.name.startswith("."):
+                text = "a draft: its process was ended while it was writing; the unit will be run again"
+                self.damage.append(Item(folder.name, text))
+            else:
+                self._check(folder)
 
     def done(self, unit: Unit) -> bool:
         """Return whether the figures of a unit are those that were written."""
         return unit.key in self.sound
 
-    def units(self) -> Iterator[Unit]:
-        """Yield every unit whose figures are those that were written."""
-        yield from self.sound.values()
-
     def _check(self, folder: Path) -> None:
-        if folder.name.startswith("."):
-            text = "a draft: its process was ended while it was writing; the unit will be run again"
-            self.damage.append(Item(folder.name, text))
-            return
-        unit, faults = _read_unit(folder), _faults(folder)
-        if unit is None:
+        unit: Unit | None = None
+        marks = read_json(folder / "done")
+        found = {name: _fault(folder / name, marks.get(name)) for name in ("unit.json", "results.jsonl", _ARRAYS)}
+        faults = {name: fault for name, fault in found.items() if fault}
+        if not marks:
+            faults = {"done": "the mark of completion is missing"}
+        try:
+            unit = Unit.from_record(read_json(folder / "unit.json"))
+        except (TypeError, DplError):
             faults.setdefault("unit.json", "not a unit that this version reads")
-        elif unit.key != folder.name:
+        if unit is not None and unit.key != folder.name:
             faults["unit.json"] = "describes a different unit than the name of its folder"
-        if unit is not None and faults.keys() <= {"predictions.npz"}:
+        if unit is not None and faults.keys() <= {_ARRAYS}:
             self.sound[unit.key] = unit
         title = folder.name if unit is None else f"{unit.title} ({folder.name})"
         shown = "; its figures are shown, its curves and images cannot be" if folder.name in self.sound else ""
         self.damage += [Item(title, f"{file}: {fault}{shown}") for file, fault in faults.items()]
 
 
-def _read_unit(folder: Path) -> Unit | None:
-    try:
-        return Unit.from_record(read_json(folder / "unit.json"))
-    except (TypeError, DplError):
-        return None
-
-
-def _faults(folder: Path) -> dict[str, str]:
-    """Return what is wrong with each file of a unit."""
-    marks = read_json(folder / "done")
-    if not marks:
-        return {"done": "the mark of completion is missing"}
-    names = ("unit.json", "results.jsonl", "predictions.npz")
-    return {name: fault for name in names if (fault := _fault(folder / name, marks.get(name)))}
+_ARRAYS = "predictions.npz"
 
 
 def _fault(path: Path, mark: Any) -> str:
+    """Return what is wrong with a file of a unit."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -214,27 +177,24 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_store(root: Path, data: Path | None) -> Run:
     """Return the run in a results folder: whole, half-finished, damaged or empty."""
-    store = _CheckedStore(root)
-    problems = list(store.damage)
+    store, requests = _CheckedStore(root), []
+    problems = store.damage
     try:
         requests = read_requests(root)
     except DataError as error:
         problems.append(Item("plan", str(error).replace(str(root), root.name)))
-        requests = []
     cells = _cells(requests, store)
     problems += _missing(cells if requests else [], store)
     groups = grouped((repr((c.section, *_shared(c.candidates[0].target))), c) for c in cells if complete(c, store))
     folder = data or next((Path(r.data) for r in reversed(requests) if Path(r.data).is_dir()), None)
-    experiments = tuple(_store_experiment(members, store, folder, problems) for members in groups.values())
+    experiments = tuple(_experiment(members, store, folder) for members in groups.values())
     done, told = sum(map(len, groups.values())), merged(problems)
-    return Run(
-        name=requests[-1].title if requests else root.resolve().name,
-        kind="benchmark",
-        status=_status(done, len(cells) if requests else None, len(told)),
-        whole=done > 0 and not told,
-        experiments=experiments,
-        problems=told,
-    )
+    count = f"{done:,} of {len(cells):,} finished" if requests else f"{done:,} finished"
+    status = f"{count}, {len(told)} {'problem' if len(told) == 1 else 'problems'}" if told else count
+    if not done:
+        status = "nothing finished that can be shown" if told else "empty: no finished result"
+    name = requests[-1].title if requests else root.resolve().name
+    return Run(name, "benchmark", status, done > 0 and not told, experiments, told)
 
 
 def _shared(unit: Unit) -> tuple[object, ...]:
@@ -246,19 +206,15 @@ def _cells(requests: Sequence[StoredRequest], store: _CheckedStore) -> list[Cell
     """Return what was requested, each cell once, then what is stored without a request."""
     cells = {(c.section, c.label, tuple(u.key for u in c.units())): c for request in requests for c in request.cells}
     requested = {unit.key for cell in cells.values() for unit in cell.units()}
-    rest = [unit for unit in store.units() if unit.key not in requested and unit.part != "outside"]
-    return [*cells.values(), *_unplanned(rest)]
-
-
-def _unplanned(units: Sequence[Unit]) -> list[Cell]:
-    """Return cells for units without a request."""
-    cells = []
-    for members in grouped((repr(_shared(unit)), unit) for unit in units).values():
+    rest = [unit for key, unit in store.sound.items() if key not in requested and unit.part != "outside"]
+    unplanned = []
+    for members in grouped((repr(_shared(unit)), unit) for unit in rest).values():
         labels = labels_of([(unit.method, {**unit.settings, "batch_size": unit.batch_size}) for unit in members])
         for unit, label in zip(members, labels, strict=True):
             source = unit.trained_on[0] if len(unit.trained_on) == 1 else None
-            cells.append(Cell(unit.dataset, label, unit.seed, (Candidate({}, unit),), source))
-    return sorted(cells, key=lambda cell: (cell.candidates[0].target.method != SOURCE, cell.label))
+            unplanned.append(Cell(unit.dataset, label, unit.seed, (Candidate({}, unit),), source))
+    unplanned.sort(key=lambda cell: (cell.candidates[0].target.method != SOURCE, cell.label))
+    return [*cells.values(), *unplanned]
 
 
 def labels_of(runs: Sequence[tuple[str, Record]]) -> list[str]:
@@ -278,35 +234,26 @@ def _missing(planned: Sequence[Cell], store: _CheckedStore) -> list[Item]:
     paths = [path for path in (store.root / "failures").glob("[!.]*.json") if path.stem not in store.sound]
     failed = {path.stem: read_json(path) or {"reason": "the note cannot be read"} for path in sorted(paths)}
     started = {path.stem for path in (store.root / "claims").glob("*.lock")} - store.sound.keys()
-    items = [
-        Item(str(note.get("unit", key)), f"failed: {note.get('reason', 'no reason was noted')}")
-        for key, note in failed.items()
-    ]
     state = "started and not finished: running now, or ended early"
-    known = {unit.key for cell in planned for unit in cell.units()}
-    items += [Item(key, state) for key in sorted(started - known)]
+    keys = [({unit.key for unit in cell.units()}, cell) for cell in planned]
+    unknown = started.difference(*(own for own, _ in keys))
     waiting = grouped(
-        ((cell.label, state if keys & started else "not run yet"), cell.candidates[0].target.stream_title)
-        for cell in planned
-        if not complete(cell, store) and not (keys := {unit.key for unit in cell.units()}) & failed.keys()
+        ((cell.label, state if own & started else "not run yet"), cell.candidates[0].target.stream_title)
+        for own, cell in keys
+        if not complete(cell, store) and not own & failed.keys()
     )
-    return items + [Item(label, f"{text}: {shorten(streams)}") for (label, text), streams in waiting.items()]
+    return [
+        *(
+            Item(str(f.get("unit", key)), f"failed: {f.get('reason', 'no reason was noted')}")
+            for key, f in failed.items()
+        ),
+        *(Item(key, state) for key in sorted(unknown)),
+        *(Item(label, f"{text}: {shorten(streams)}") for (label, text), streams in waiting.items()),
+    ]
 
 
-def _status(done: int, planned: int | None, problems: int) -> str:
-    if not done:
-        return "nothing finished that can be shown" if problems else "empty: no finished result"
-    count = f"{done:,} finished" if planned is None else f"{done:,} of {planned:,} finished"
-    return f"{count}, {problems} {'problem' if problems == 1 else 'problems'}" if problems else count
-
-
-def _store_experiment(
-    cells: Sequence[Cell], store: _CheckedStore, data: Path | None, problems: list[Item]
-) -> Experiment:
+def _experiment(cells: Sequence[Cell], store: _CheckedStore, data: Path | None) -> Experiment:
     rows = [dict(row) | {"stream": _stream(row)} for row in cell_rows(cells, store)]
-    traces = grouped(
-        ((cell.label, stream), trace) for cell in cells for stream, trace in _store_traces(cell, store, problems)
-    )
     units = {unit.key: unit for unit in (chosen(cell, store).target for cell in cells)}
     first = cells[0].candidates[0].target
     return Experiment(
@@ -315,36 +262,36 @@ def _store_experiment(
         streams=tuple(dict.fromkeys(row["stream"] for row in rows)),
         classes=tuple(rows[0]["classes"]),
         rows=rows,
-        traces=traces,
-        facts=(
-            ("Protocol", protocol_items(rows)),
-            ("Settings", setting_items(rows)),
-            ("Versions", (Item("", ", ".join(version_lines(rows))),)),
-        ),
-        data=() if data is None else (data,),
+        traces=_store_traces(cells, store),
+        facts={
+            "Protocol": protocol_items(rows),
+            "Settings": setting_items(rows),
+            "Versions": [Item("", ", ".join(version_lines(rows)))],
+        },
+        data=[] if data is None else [data],
         units={(row["stream"], row["seed"]): units[row["unit"]] for row in rows},
-        notes=tuple(dict.fromkeys(note for row in rows for note in row["data_notes"])),
+        notes=list(dict.fromkeys(note for row in rows for note in row["data_notes"])),
     )
 
 
-def _store_traces(cell: Cell, store: _CheckedStore, problems: list[Item]) -> Iterator[tuple[str, PredictionTrace]]:
-    """Yield the predictions of a cell, stream by stream."""
-    unit = chosen(cell, store).target
-    names = ("segment", "domain", "sample", "label", "prediction", "confidence")
-    try:
-        arrays = store.predictions(unit)
-        segment, domain, sample, label, prediction, confidence = (arrays[name] for name in names)
-    except (DataError, KeyError):
-        if not any(unit.key in item.subject for item in problems):
-            problems.append(Item(f"{unit.title} ({unit.key})", "predictions.npz cannot be read"))
-        return
-    image = (domain.astype(np.int64) << 32) + sample.astype(np.int64)
-    whole = PredictionTrace(
-        cell.seed, label.astype(np.int64), prediction.astype(np.int64), confidence.astype(np.float64), image
-    )
-    for number, record in enumerate(store.records(unit)):
-        column = f"{cell.source}->{record['segment']}" if cell.source else record["segment"]
-        yield _stream({**record, "column": column}), whole.take(np.flatnonzero(segment == number))
+def _store_traces(cells: Sequence[Cell], store: _CheckedStore) -> dict[tuple[str, str], dict[int, Trace]]:
+    traces: dict[tuple[str, str], dict[int, Trace]] = {}
+    for cell in cells:
+        unit = chosen(cell, store).target
+        try:
+            arrays = store.predictions(unit)
+            image = (arrays["domain"].astype(np.int64) << 32) + arrays["sample"].astype(np.int64)
+            label, prediction = arrays["label"].astype(np.int64), arrays["prediction"].astype(np.int64)
+            whole, segment = make_trace(image, label, prediction, arrays["confidence"]), arrays["segment"]
+        except (DataError, KeyError):
+            if not any(unit.key in item.subject for item in store.damage):
+                store.damage.append(Item(f"{unit.title} ({unit.key})", f"{_ARRAYS} cannot be read"))
+            continue
+        for number, record in enumerate(store.records(unit)):
+            column = f"{cell.source}->{record['segment']}" if cell.source else record["segment"]
+            by_seed = traces.setdefault((cell.label, _stream({**record, "column": column})), {})
+            by_seed[cell.seed] = whole[segment == number]
+    return traces
 
 
 def _stream(row: Row) -> str:

@@ -1,20 +1,25 @@
-"""The figures of an experiment: accuracy, headline, cost, and signs of trouble."""
+"""The figures of an experiment: accuracy, headline, cost, and signs of trouble; accuracies as tables for papers."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from dpl.bench.tables import AVERAGE, frame, over_seeds
-from dpl.report.runs import Experiment, PredictionTrace, paired
-from dpl.reproduce.document import grouped
+from dpl.core.errors import DataError
+from dpl.core.files import replacing, write_file
+from dpl.report.predictions import joined
+from dpl.report.runs import UNKNOWN, Experiment, Run, Trace
+from dpl.reproduce.document import grouped, latex
+from dpl.reproduce.plotting import axes
 
 __all__ = [
     "AccuracyTable", "Finding", "accuracy_table", "costs", "findings", "shown", "signed", "skipped_updates",
-    "unlabelled_headline",
+    "unlabelled_headline", "write_tables",
 ]  # fmt: skip
 
 # Signs of trouble; docs/report.md states these limits.
@@ -41,17 +46,8 @@ class AccuracyTable:
     means: pd.DataFrame
     deviations: pd.DataFrame
     images: Mapping[str, int]
-    reference: str | None
-
-    @property
-    def scores(self) -> "pd.Series[float]":
-        """The figure by which methods are ranked."""
-        return self.means.iloc[:, 0]
-
-    @property
-    def gains(self) -> "pd.Series[float]":
-        """By how many points each method is better than the source model; NaN where that is not known."""
-        return self.scores - self.scores.get(self.reference, np.nan)
+    scores: "pd.Series[float]"  # by which methods are ranked
+    gains: "pd.Series[float]"  # points by which each method is better than the source model; NaN: not known
 
     def best(self, column: str) -> set[str]:
         """Return the methods with the highest figure as it is shown, if there are several to choose from."""
@@ -62,24 +58,24 @@ class AccuracyTable:
 def accuracy_table(experiment: Experiment) -> AccuracyTable:
     """Return the table of an experiment."""
     rows = frame(experiment.rows)
-    columns = [AVERAGE, *experiment.streams] if len(experiment.streams) > 1 else list(experiment.streams)
+    columns = [*([AVERAGE] if len(experiment.streams) > 1 else []), *experiment.streams]
     means, deviations = (table[columns] for table in over_seeds(rows, "stream"))
-    return AccuracyTable(means, deviations, dict(zip(rows["stream"], rows["n"], strict=True)), experiment.reference)
+    scores = means.iloc[:, 0]
+    gains = scores - scores.get(experiment.reference, np.nan)
+    return AccuracyTable(means, deviations, dict(zip(rows["stream"], rows["n"], strict=True)), scores, gains)
 
 
 def unlabelled_headline(experiment: Experiment) -> list[tuple[str, str]]:
     """Return what is known without labels: confidence, agreement with the source model, use of its predictions."""
     stream, entries = experiment.streams[0], []
     for method in experiment.methods:
-        traces = experiment.traces.get((method, stream), ())
-        if not traces or method == experiment.reference:
+        trace = experiment.first(method, stream)
+        if trace is None or method == experiment.reference:
             continue
-        entries.append((f"{100 * traces[0].confidence.mean():.0f} %", f"mean confidence: {method}"))
-        source = experiment.source_trace(stream, traces[0].seed)
-        if source is not None:
-            first, second = paired(source, traces[0])
-            same = 100 * float((first.prediction == second.prediction).mean())
-            entries.append((f"{shown(same):.1f} %", "same prediction as the source model"))
+        entries.append((f"{100 * trace.confidence.mean():.0f} %", f"mean confidence: {method}"))
+        same = (trace.prediction == trace.source)[trace.source != UNKNOWN]
+        if len(same):
+            entries.append((f"{shown(100 * float(same.mean())):.1f} %", "same prediction as the source model"))
     counts = [row["by_source"] for row in experiment.rows if row.get("by_source")]
     return entries + [(f"{count:,}", "images for which the guard used the source model") for count in counts]
 
@@ -91,8 +87,7 @@ def costs(experiment: Experiment) -> list[Any]:
     labels = [row["label"] for row in experiment.rows]
     grouped = values.groupby(labels)
     total = values.mul(values["n"], axis=0).groupby(labels).sum(min_count=1)  # of each figure over all images
-    images = values.notna().mul(values["n"], axis=0).groupby(labels).sum()
-    means = total / images
+    means = total / values.notna().mul(values["n"], axis=0).groupby(labels).sum()
     table = pd.DataFrame(
         {
             "milliseconds": 1000 * means["seconds_per_image"],
@@ -124,8 +119,8 @@ def findings(experiment: Experiment) -> dict[str, dict[str, list[Finding]]]:
     found: dict[str, dict[str, list[Finding]]] = {}
     for method in experiment.methods:
         for stream in experiment.streams:
-            traces = experiment.traces.get((method, stream), ())
-            signs = _examine(experiment, stream, traces[0]) if traces and method != experiment.reference else []
+            trace = experiment.first(method, stream)
+            signs = [] if trace is None or method == experiment.reference else _examine(experiment, trace)
             if count := unreadable[method, stream]:
                 signs.append(Finding(f"{count:,} images could not be read", f"{count:,} unreadable"))
             if signs:
@@ -133,16 +128,16 @@ def findings(experiment: Experiment) -> dict[str, dict[str, list[Finding]]]:
     return found
 
 
-def _examine(experiment: Experiment, stream: str, trace: PredictionTrace) -> list[Finding]:
-    source = experiment.source_trace(stream, trace.seed)
-    if source is not None:
-        source, trace = paired(source, trace)
+def _examine(experiment: Experiment, trace: Trace) -> list[Finding]:
+    compared = bool((trace.source != UNKNOWN).any())
+    if compared:
+        trace = trace[trace.source != UNKNOWN]
     third = len(trace) // 3
     if not third:
         return []
-    found = _collapse(experiment, trace, source)
-    if source is not None and bool(trace.known.all()):
-        gains = 100.0 * (trace.correct.astype(float) - source.correct)
+    found = _collapse(experiment, trace, compared)
+    if compared and bool(trace.known.all()):
+        gains = 100.0 * (trace.correct.astype(float) - (trace.source == trace.label))
         first, last, end = (float(part.mean()) for part in (gains[:third], gains[-third:], gains))
         if end < -_POINTS_BELOW:
             found.append(Finding(f"ends {-end:.1f} points below the source model", f"−{-end:.1f}"))
@@ -152,19 +147,16 @@ def _examine(experiment: Experiment, stream: str, trace: PredictionTrace) -> lis
     return found
 
 
-def _collapse(experiment: Experiment, trace: PredictionTrace, source: PredictionTrace | None) -> list[Finding]:
+def _collapse(experiment: Experiment, trace: Trace, compared: bool) -> list[Finding]:
     """Report a class that is predicted far more often in the last third than would be expected."""
-    third = len(trace) // 3
-    counts = np.bincount(trace.prediction[-third:], minlength=len(experiment.classes))
+    last = slice(-(len(trace) // 3), None)
+    labelled = trace.known[last].all()
+    if not (labelled or compared):
+        return []
+    counts = np.bincount(trace.prediction[last])
     top = int(counts.argmax())
     share = float(counts[top] / counts.sum())
-    if trace.known[-third:].all():
-        reference = trace.label
-    elif source is not None:
-        reference = source.prediction
-    else:
-        return []
-    expected = float((reference[-third:] == top).mean())
+    expected = float(((trace.label if labelled else trace.source)[last] == top).mean())
     if share < _COLLAPSE_SHARE or share < _COLLAPSE_RATIO * expected:
         return []
     name = experiment.classes[top] if top < len(experiment.classes) else f"class {top}"
@@ -181,3 +173,62 @@ def skipped_updates(experiment: Experiment) -> list[tuple[str, int, int, str]]:
         if skipped:
             found.append((method, skipped, batches, reasons.most_common(1)[0][0] if reasons else "not recorded"))
     return found
+
+
+# ---- Tables for papers: mean and deviation over seeds, as LaTeX, CSV and a picture ----
+
+Tables = Sequence[tuple[Experiment, AccuracyTable]]
+
+
+def write_tables(runs: Sequence[Run], page: Path, formats: Collection[str]) -> list[Path]:
+    """Write the accuracies of all experiments beside the page, one file for each format."""
+    experiments = [experiment for run in joined(runs) for experiment in run.experiments if experiment.labelled]
+    if formats and not experiments:
+        raise DataError(f"--{' --'.join(formats)}: the run has no accuracy, because no label is known")
+    tables = [(experiment, accuracy_table(experiment)) for experiment in experiments]
+    return [write(tables, page.with_suffix(suffix)) for write, suffix in (_WRITERS[name] for name in formats)]
+
+
+def _write_latex(tables: Tables, path: Path) -> Path:
+    """Write a tabular for each experiment (booktabs); nothing is bold, because a rank is no evidence."""
+    parts = []
+    for experiment, table in tables:
+        deviations = table.deviations.map(lambda value: "" if pd.isna(value) else rf" $\pm$ {shown(value):.1f}")
+        cells = table.means.map(lambda value: "--" if pd.isna(value) else f"{shown(value):.1f}") + deviations
+        named = cells.rename(index=latex, columns=latex)
+        parts.append(f"% {experiment.title}\n{named.to_latex(column_format='l' + 'r' * len(named.columns))}")
+    return write_file(path, "\n".join(parts))
+
+
+def _write_csv(tables: Tables, path: Path) -> Path:
+    """Write a line for each method and stream, figures unrounded."""
+    parts = []
+    for experiment, table in tables:
+        lines = table.means.rename_axis("method").reset_index().melt("method", var_name="stream", value_name="accuracy")
+        lines.insert(0, "experiment", experiment.title)
+        lines["deviation"] = table.deviations.melt()["value"]
+        lines["seeds"] = lines["method"].map(frame(experiment.rows).groupby("label")["seed"].nunique())
+        lines["images"] = lines["stream"].map(table.images).fillna(sum(table.images.values())).astype(int)
+        parts.append(lines.iloc[lines["method"].map(table.means.index.get_loc).argsort(kind="stable")])
+    return write_file(path, pd.concat(parts).to_csv(index=False))
+
+
+def _write_png(tables: Tables, path: Path) -> Path:
+    """Draw a panel for each experiment: a dot with its deviation for each method, small dots for single streams."""
+    height = 1.0 + sum(0.6 + 0.25 * len(table.means) for _, table in tables)
+    figure, grid = axes(len(tables), 1, height=height)
+    for axis, (experiment, table) in zip(grid.flat, tables, strict=True):
+        places = range(len(table.means))
+        for stream in table.means.columns[1:]:
+            axis.plot(table.means[stream], places, ".", color="#bbbbbb")
+        axis.errorbar(table.scores, places, xerr=table.deviations.iloc[:, 0].fillna(0), fmt="o", color="#0072b2")
+        axis.set_yticks(places, table.means.index)
+        axis.invert_yaxis()
+        axis.set_title(experiment.title, fontsize=9)
+        axis.set_xlabel(f"accuracy (%), {table.scores.name}; bars: standard deviation over seeds")
+    with replacing(path) as draft:
+        figure.savefig(draft, dpi=150, format="png")
+    return path
+
+
+_WRITERS = {"latex": (_write_latex, ".tex"), "csv": (_write_csv, ".csv"), "png": (_write_png, ".png")}

@@ -1,20 +1,37 @@
-"""A finished comparison: its tables, and in words what is missing, what differs from the paper, how it was obtained."""
+"""A finished comparison: tables, what is missing, what differs from the paper, how it was obtained; written as text.
+
+Markdown and LaTeX come from templates, JSON from the fields; a file is written whole or not at all.
+"""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from dpl.core.errors import DataError
-from dpl.data.folders import LayoutError, shorten
-from dpl.reproduce.compare import ComparisonTable
-from dpl.reproduce.layouts import Layout, Row, network_name
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-__all__ = ["Document", "Item", "differences", "grouped", "merged", "protocol_items", "setting_items", "version_lines"]
+from dpl.core.files import write_file
+from dpl.data.folders import shorten
+from dpl.reproduce.compare import ComparisonTable
+from dpl.reproduce.paper import Layout, Row, network_name
+
+__all__ = [
+    "Document", "Item", "Picture", "differences", "grouped", "latex", "merged", "protocol_items", "render",
+    "setting_items", "version_lines", "write",
+]  # fmt: skip
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 _HIDDEN_SETTINGS = ("seed",)  # it differs from run to run by design, and stands in the protocol
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~])")
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": "$<$", ">": "$>$", "|": "$|$", '"': "''",
+    "±": r"$\pm$", "→": r"$\rightarrow$", "–": "--", "×": r"$\times$",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -24,13 +41,6 @@ class Item:
     subject: str
     text: str
     drawing: str = ""
-
-    @classmethod
-    def of_error(cls, subject: str, error: DataError) -> "Item":
-        """Return an error as an entry; the layout that was expected is a drawing."""
-        if isinstance(error, LayoutError):
-            return cls(subject, f"{error.problem}; expected layout", error.layout)
-        return cls(subject, str(error))
 
     def lines(self) -> str:
         """Return the entry for a terminal."""
@@ -44,28 +54,18 @@ class Document:
 
     name: str
     title: str
-    caution: str = ""
-    """A sentence above everything else, for figures that must not be taken seriously."""
+    caution: str = ""  # a sentence above everything else, for figures that must not be taken seriously
     grids: tuple[ComparisonTable, ...] = ()
     """The table, then the one with the oracle's settings where they were searched; none for a figure."""
-    differences: tuple[str, ...] = ()
-    """In what the measurement departs from the paper's."""
-    missing: tuple[Item, ...] = ()
-    """What is not there, why, and what would fill it."""
-    paper: tuple[Item, ...] = ()
-    """The paper's own protocol."""
-    notes: tuple[Item, ...] = ()
-    """Remarks on the printed figures."""
+    differences: tuple[str, ...] = ()  # in what the measurement departs from the paper's
+    missing: tuple[Item, ...] = ()  # what is not there, why, and what would fill it
+    paper: tuple[Item, ...] = ()  # the paper's own protocol
+    notes: tuple[Item, ...] = ()  # remarks on the printed figures
     protocol: tuple[Item, ...] = ()
     """How the measured figures were obtained: one entry for each section of the experiment."""
-    settings: tuple[Item, ...] = ()
-    """Every setting of every method."""
+    settings: tuple[Item, ...] = ()  # every setting of every method
     versions: tuple[str, ...] = ()
     command: str = ""
-
-    def record(self) -> dict[str, Any]:
-        """Return the document as plain data."""
-        return dataclasses.asdict(self)
 
     @property
     def legend(self) -> str:
@@ -79,71 +79,59 @@ class Document:
             "marked, among the measured and among the printed figures."
         )
 
-    def sections(self) -> list[tuple[str, tuple[Item, ...]]]:
+    def sections(self) -> list[tuple[str, list[Item]]]:
         """Return the lists below the tables, each under its heading; empty ones are left out."""
-        versions = [", ".join(self.versions)] if self.versions else []
         command = [Item("", "Run it again with", self.command)] if self.command else []
-        lists = [
-            ("What differs from the paper", _plain(self.differences)),
-            ("What is missing", self.missing),
-            ("Protocol", self.protocol),
-            ("The paper's protocol", self.paper),
-            ("Settings", self.settings),
-            ("Notes on the printed figures", self.notes),
-            ("Versions and command", (*_plain(versions), *command)),
-        ]
-        return [(title, items) for title, items in lists if items]
+        versions = [Item("", ", ".join(self.versions))] if self.versions else []
+        lists = {
+            "What differs from the paper": [Item("", text) for text in self.differences],
+            "What is missing": [*self.missing],
+            "Protocol": [*self.protocol],
+            "The paper's protocol": [*self.paper],
+            "Settings": [*self.settings],
+            "Notes on the printed figures": [*self.notes],
+            "Versions and command": [*versions, *command],
+        }
+        return [(title, items) for title, items in lists.items() if items]
 
 
-def _plain(texts: Iterable[str]) -> tuple[Item, ...]:
-    return tuple(Item("", text) for text in texts)
+# ---- How the measured rows were obtained ----
 
 
 def protocol_items(rows: Sequence[Row]) -> tuple[Item, ...]:
     """Return an entry for each section: what was streamed, how, to which network."""
-    return tuple(
-        Item(name, _protocol(members)) for name, members in grouped((row["section"], row) for row in rows).items()
-    )
-
-
-def _protocol(rows: Sequence[Row]) -> str:
-    first = rows[0]
-    facts = [
-        f"{first['dataset']}, {_listed(row['domains'][0] for row in rows)}",
-        f"severity {_listed(row['severity'] for row in rows)}" if first["severity"] is not None else "",
-        f"corruptions regenerated from clean images with seed {first['corrupt']}" if first["regenerated"] else "",
-        f"the {1 - first['holdout']:.0%} training split of each domain"
-        if first["part"] == "inside"
-        else "whole domains",
-        f"at most {first['limit']:,} images of each" if first["limit"] is not None else "",
-        f"protocol {first['protocol']}, order {first['order']}",
-        f"batch size {_listed(row['batch_size'] for row in rows)}",
-        f"seeds {_listed(row['seed'] for row in rows)}",
-        f"network {first['network']}, images {first['transform']}",
-        f"weights SHA-256 {_listed(row['weights'][:12] for row in rows)}",
-    ]
-    return "; ".join(fact for fact in facts if fact)
+    items = []
+    for name, members in grouped((row["section"], row) for row in rows).items():
+        first = members[0]
+        part = f"the {1 - first['holdout']:.0%} training split of each domain"
+        facts = [
+            f"{first['dataset']}, {_listed(row['domains'][0] for row in members)}",
+            f"severity {_listed(row['severity'] for row in members)}" if first["severity"] is not None else "",
+            f"corruptions regenerated from clean images with seed {first['corrupt']}" if first["regenerated"] else "",
+            part if first["part"] == "inside" else "whole domains",
+            f"at most {first['limit']:,} images of each" if first["limit"] is not None else "",
+            f"protocol {first['protocol']}, order {first['order']}",
+            f"batch size {_listed(row['batch_size'] for row in members)}",
+            f"seeds {_listed(row['seed'] for row in members)}",
+            f"network {first['network']}, images {first['transform']}",
+            f"weights SHA-256 {_listed(row['weights'][:12] for row in members)}",
+        ]
+        items.append(Item(name, "; ".join(filter(None, facts))))
+    return tuple(items)
 
 
 def setting_items(rows: Sequence[Row]) -> tuple[Item, ...]:
     """Return every setting of every method; `a or b` where it was chosen, or differs between sections."""
-    return tuple(
-        Item(label, _settings(members)) for label, members in grouped((row["label"], row) for row in rows).items()
-    )
-
-
-def _settings(rows: Sequence[Row]) -> str:
-    method = f"method {rows[0]['method']}"
-    names = dict.fromkeys(name for row in rows for name in row["settings"] if name not in _HIDDEN_SETTINGS)
-    values = [
-        f"{name}={_listed((r['settings'].get(name) for r in rows), ' or ')}{_searched(rows, name)}" for name in names
-    ]
-    outputs = [f"{rows[0]['trainable_values']:,} trained values", f"source images: {rows[0]['source_data']}"]
-    return "; ".join([method, ", ".join(values), *outputs]) if values else method
-
-
-def _searched(rows: Sequence[Row], name: str) -> str:
-    return " (chosen on source validation)" if any(name in row["chosen"] for row in rows) else ""
+    items = []
+    for label, members in grouped((row["label"], row) for row in rows).items():
+        first, values = members[0], []
+        for name in dict.fromkeys(name for row in members for name in row["settings"] if name not in _HIDDEN_SETTINGS):
+            searched = " (chosen on source validation)" if any(name in row["chosen"] for row in members) else ""
+            values.append(f"{name}={_listed((row['settings'].get(name) for row in members), ' or ')}{searched}")
+        outputs = f"{first['trainable_values']:,} trained values; source images: {first['source_data']}"
+        text = f"method {first['method']}" + (f"; {', '.join(values)}; {outputs}" if values else "")
+        items.append(Item(label, text))
+    return tuple(items)
 
 
 def version_lines(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -202,9 +190,61 @@ def merged(items: Iterable[Item]) -> tuple[Item, ...]:
     )
 
 
-def _by(rows: Sequence[Row], key: str) -> dict[str, list[Row]]:
-    return grouped((row[key], row) for row in rows)
-
-
 def _listed(values: Iterable[Any], separator: str = ", ") -> str:
     return separator.join(dict.fromkeys(map(str, values)))
+
+
+# ---- Text ----
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing, what it shows in words, and the numbers behind it."""
+
+    figure: Any
+    alt: str
+    headers: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]  # a small table of what is drawn
+    data: Mapping[str, Any]  # every drawn value, unrounded
+    claim: str = ""  # what the paper shows in its figure
+
+
+def render(document: Document, suffix: str, picture: Picture | None = None) -> str:
+    """Return the document in the format of a file's suffix; a figure has a page in Markdown and JSON."""
+    if suffix == "json":
+        shown = {"claim": picture.claim, "alt": picture.alt, "data": dict(picture.data)} if picture else {}
+        record = dataclasses.asdict(document) | shown
+        return json.dumps(record, indent=1, default=lambda array: array.tolist()) + "\n"
+    return _TEMPLATES.get_template(f"table.{suffix}.j2").render(document=document, picture=picture)
+
+
+def write(document: Document, folder: Path, picture: Picture | None = None) -> tuple[Path, ...]:
+    """Write a table as `<name>.md`, `.tex` and `.json` into a folder, the page of a figure as `.md` and `.json`."""
+    suffixes = ("md", "json") if picture else ("md", "tex", "json")
+    return tuple(write_file(folder / f"{document.name}.{s}", render(document, s, picture)) for s in suffixes)
+
+
+def latex(text: str) -> str:
+    """Return a text that LaTeX shows unchanged."""
+    return "".join(_LATEX.get(character, character) for character in text.replace("->", "→"))
+
+
+def _latex_line(line: str) -> str:
+    """Return a line of a drawing with its indent: spaces at its beginning would vanish."""
+    indent = (len(line) - len(line.lstrip())) / 2
+    return rf"\hspace*{{{indent:g}em}}\texttt{{{latex(line.strip())}}}"
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("dpl.reproduce", "templates"),
+    autoescape=False,  # noqa: S701 - no format is HTML; filters escape what Markdown and LaTeX would misread
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    # LaTeX is full of braces.
+    variable_start_string="<<", variable_end_string=">>", block_start_string="<%", block_end_string="%>",
+    comment_start_string="<#", comment_end_string="#>",
+)  # fmt: skip
+_TEMPLATES.filters |= {"latex": latex, "latex_line": _latex_line}
+_TEMPLATES.filters["markdown"] = lambda text: _MARKDOWN.sub(r"\\\1", text.replace("->", "→"))

@@ -1,9 +1,9 @@
 """Figures 2 and 3 of the paper: features and styles inside the networks, placed on paper by t-SNE."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,26 +12,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpl.bench import BenchContext, Unit, run_unit
-from dpl.bench.images import open_parts, segment_batches, segments
+from dpl.bench.images import UnitStream
 from dpl.core.errors import DataError
 from dpl.core.extras import optional
 from dpl.core.files import replacing
 from dpl.network.style_layer import at_layer, find_style_layer, prefix_tokens
 from dpl.objectives import style_statistics
-from dpl.reproduce.document import Item
-from dpl.reproduce.figures import LOSS_NAMES, NAMES, NOTE, footer, measured_on, not_run, run_figure, write_figure
-from dpl.reproduce.plan import Experiment
+from dpl.reproduce.document import Item, Picture
+from dpl.reproduce.figures import LOSS_NAMES, NAMES, NOTE, footer, measured_on, not_run, write_figure
+from dpl.reproduce.plan import Experiment, Request, Result, run_experiment
 from dpl.reproduce.plotting import LOOK, axes, colour
-from dpl.reproduce.render import Picture
-from dpl.reproduce.targets import Request, Result
 
-__all__ = [
-    "Features", "Styles", "Target", "draw_features", "draw_styles", "farther", "make_figure2", "make_figure3",
-    "misplaced", "nearest_distance", "neighbour_accuracy", "subset", "tsne",
-]  # fmt: skip
+__all__ = ["make_figure2", "make_figure3", "nearest_distance", "neighbour_accuracy", "on_one_scale", "subset", "tsne"]
 
 Arrays = dict[str, NDArray[Any]]
 Points = NDArray[np.float32]
+Floats = NDArray[np.float64]
 _DIMENSIONS, _PERPLEXITY = 50, 30.0
 _NEIGHBOURS = 5
 
@@ -45,7 +41,7 @@ def _inside(unit: Unit, kind: str, experiment: Experiment) -> Arrays | None:
     if path.is_file():
         try:
             with np.load(path, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
+                return dict(archive)
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: cannot be read ({error}); remove it to have it made again") from error
     if not experiment.request.run:
@@ -59,11 +55,11 @@ def _inside(unit: Unit, kind: str, experiment: Experiment) -> Arrays | None:
 @torch.no_grad()
 def _collect(unit: Unit, context: BenchContext, look: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> Arrays:
     """Show a network the unit's images in order of arrival; join what `look` finds in each batch."""
-    parts = open_parts(unit, context)
+    stream = UnitStream(unit, context)
     found = [
         look(batch.images.contiguous(memory_format=torch.channels_last), batch.labels)
-        for segment in segments(unit, parts)
-        for batch in segment_batches(segment, parts, unit, context)
+        for segment in stream.segments
+        for batch in stream.batches(segment)
         if len(batch)
     ]
     return {name: torch.cat([part[name] for part in found]).numpy() for name in found[0]}
@@ -71,15 +67,14 @@ def _collect(unit: Unit, context: BenchContext, look: Callable[[Tensor, Tensor],
 
 def _collect_features(unit: Unit, context: BenchContext) -> Arrays:
     """Adapt to the whole stream, then return the features of every image under the adapted network."""
-    model = context.prepared(unit, open_parts(unit, context)).model
+    network = context.prepared(UnitStream(unit, context)).model.method.network
     run_unit(unit, context)  # adapts this very model, which the context keeps, from its source state to the end
-    network = model.method.network
     return _collect(unit, context, lambda images, labels: {"features": network(images).z.half(), "label": labels})
 
 
 def _collect_styles(unit: Unit, context: BenchContext) -> Arrays:
     """Return the style of each image under the source network (Eq. 8 and 9), and the network's confidence."""
-    network = context.prepared(unit, open_parts(unit, context)).model.method.network
+    network = context.prepared(UnitStream(unit, context)).model.method.network
     layer, prefix = find_style_layer(network.module), prefix_tokens(network.module)
     seen: list[Tensor] = []
 
@@ -104,7 +99,7 @@ def subset(size: int, most: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng([0, size]).permutation(size)[:most]).astype(np.int64)
 
 
-def tsne(points: Points, seed: int = 0) -> NDArray[np.float64]:
+def tsne(points: Points, seed: int = 0) -> Floats:
     """Return two coordinates for each point, from its first principal components."""
     values = np.asarray(points, dtype=np.float64)
     if min(values.shape) > _DIMENSIONS:
@@ -130,18 +125,19 @@ def neighbour_accuracy(points: Points, labels: NDArray[np.int64]) -> float:
     return float(100.0 * (votes.argmax(1) == labels).mean())
 
 
-def nearest_distance(points: Points, others: Points) -> NDArray[np.float64]:
+def nearest_distance(points: Points, others: Points) -> Floats:
     """Return for each point the mean distance to its nearest few of the others."""
-    distances, _ = _nearest(others, "minkowski", len(others)).kneighbors(points)
-    return np.asarray(distances.mean(axis=1), dtype=np.float64)
+    if not len(points):
+        return np.zeros(0)
+    found, _ = _nearest(others, "minkowski", len(others)).kneighbors(points)
+    return np.asarray(found.mean(axis=1), dtype=np.float64)
 
 
 def _hide_scale(axis: Any) -> None:
     """Make a panel for points that have no scale."""
     axis.set(xticks=[], yticks=[])
     axis.grid(False)
-    axis.spines[:].set_visible(True)
-    axis.spines[:].set_color("#bbbbbb")
+    axis.spines[:].set(visible=True, color="#bbbbbb")
 
 
 # ---- Figure 2: features and predicted classes ----
@@ -151,66 +147,71 @@ _CLASS_MARKERS = "os^Dv<P"
 _MOST_POINTS = 1000
 
 
-@dataclass(frozen=True)
-class Features:
+Counts = dict[str, dict[int, NDArray[np.int64]]]  # images of each class: for `truth` or a method, then by seed
+
+
+class Features(NamedTuple):
     """The features of one method: places on paper, true classes, and how often neighbours share the class."""
 
-    places: NDArray[np.float64]
+    places: Floats
     labels: NDArray[np.int64]
     neighbours: float
 
 
-@dataclass(frozen=True)
-class Target:
-    """One row of the figure."""
+class Target(NamedTuple):
+    """One row of the figure: features by method, and counts."""
 
     name: str
-    features: Mapping[str, Features]
-    counts: pd.DataFrame
-    """Images of each class: a line for `truth` or a method, and a seed."""
-
-    def methods(self) -> list[str]:
-        """Return the methods that were run, in the paper's order."""
-        return [method for method in _METHODS if method in self.counts.index]
+    features: dict[str, Features]
+    counts: Counts
 
 
 def make_figure2(request: Request) -> Result:
     """Run or resume the experiment, collect features of the adapted networks, and draw."""
-    experiment = run_figure("fig2", request, "fig1", _METHODS)
-    names = dict.fromkeys(unit.domains[0] for _, unit in experiment.finished())
-    targets = [_target(name, experiment) for name in names]
-    lacking = [f"{t.name} ({method})" for t in targets for method in t.methods() if method not in t.features]
+    experiment = run_experiment("fig2", request, _METHODS, file="fig1")
+    targets = _targets(experiment)
+    runs = [(target, method) for target in targets for method in _METHODS if method in target.counts]
+    lacking = [f"{target.name} ({method})" for target, method in runs if method not in target.features]
     if lacking:
-        item = Item("features", f"not collected: {', '.join(lacking)}; run again without --no-run")
-        experiment = replace(experiment, missing=(*experiment.missing, item))
+        text = f"not collected: {', '.join(lacking)}; run again without --no-run"
+        experiment.missing.append(Item("features", text))
     note = footer(experiment, "(a) the first, (b) their mean and, as whiskers, their range")
-    figure = draw_features(targets, experiment.rows[0]["classes"], note)
-    return write_figure("fig2", _features_picture(figure, targets), experiment)
+    rows = []
+    for (name, features, counts), method in runs:
+        near = f"{features[method].neighbours:.1f}" if method in features else "–"
+        rows.append((f"{name}, {method}", near, f"{misplaced(counts, method):.1f}"))
+    summary = "; ".join(f"{name}: neighbours {near} %, excess {excess} %" for name, near, excess in rows)
+    picture = Picture(
+        draw_features(targets, experiment.rows[0]["classes"], note),
+        f"t-SNE of features and counts of predicted classes. {summary}.",
+        ("", "features: true class among 5 neighbours %", "predicted counts: images in excess %"),
+        rows,
+        {"counts": {target.name: target.counts for target in targets}},
+    )
+    return write_figure("fig2", picture, experiment)
 
 
-def _target(name: str, experiment: Experiment) -> Target:
+def _targets(experiment: Experiment) -> list[Target]:
     """Return the features of each method with its first seed, and how many images each class has with every seed."""
-    features: dict[str, Features] = {}
-    counts: dict[tuple[str, int], NDArray[np.int64]] = {}
+    targets: dict[str, Target] = {}
     for cell, unit in experiment.finished():
-        if unit.domains[0] != name:
-            continue
+        target = targets.setdefault(unit.domains[0], Target(unit.domains[0], {}, {}))
         predictions, classes = experiment.store.predictions(unit), len(experiment.rows[0]["classes"])
         for line, column in (("truth", "label"), (cell.label, "prediction")):
-            counts[line, cell.seed] = np.bincount(predictions[column].astype(np.int64), minlength=classes)
-        if cell.label not in features and (arrays := _inside(unit, "features", experiment)) is not None:
+            count = np.bincount(predictions[column].astype(np.int64), minlength=classes)
+            target.counts.setdefault(line, {})[cell.seed] = count
+        if cell.label not in target.features and (arrays := _inside(unit, "features", experiment)) is not None:
             chosen = subset(len(arrays["label"]), _MOST_POINTS)
             points, labels = arrays["features"][chosen].astype(np.float32), arrays["label"][chosen].astype(np.int64)
-            features[cell.label] = Features(tsne(points), labels, neighbour_accuracy(points, labels))
-    return Target(name, features, pd.DataFrame(counts).T)
+            target.features[cell.label] = Features(tsne(points), labels, neighbour_accuracy(points, labels))
+    return list(targets.values())
 
 
-def misplaced(counts: pd.DataFrame, method: str) -> float:
+def misplaced(counts: Counts, method: str) -> float:
     """Return in percent how many images would have to change class for the method's counts to be the true ones."""
-    own: pd.DataFrame = counts.loc[[method]].droplevel(0)
-    truth: pd.DataFrame = counts.loc[["truth"]].droplevel(0).loc[own.index]
-    shares = (own - truth).abs().sum(axis=1) / (2 * truth.sum(axis=1))
-    return float(100.0 * shares.mean())
+    truth = counts["truth"]
+    shares = [np.abs(own - truth[seed]).sum() / (2 * truth[seed].sum()) for seed, own in counts[method].items()]
+    return float(100.0 * np.mean(shares))
 
 
 def draw_features(targets: Sequence[Target], classes: Sequence[str], note: str = "") -> Any:
@@ -224,10 +225,9 @@ def draw_features(targets: Sequence[Target], classes: Sequence[str], note: str =
         _histogram(row[3], target.counts, classes)
     grid[0][0].annotate("(a)", (0, 1.1), xycoords="axes fraction", fontweight="bold")
     grid[0][3].annotate("(b)", (-0.12, 1.1), xycoords="axes fraction", fontweight="bold")
-    drawn = [axis for axis in grid[:, :3].flat if axis.get_legend_handles_labels()[1]]
+    drawn = [handles for axis in grid[:, :3].flat if (handles := axis.get_legend_handles_labels())[1]]
     if drawn:
-        handles = drawn[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside lower center", ncols=7, frameon=False, markerscale=2)
+        figure.legend(*drawn[0], loc="outside lower center", ncols=7, frameon=False, markerscale=2)
     figure.suptitle(note, **NOTE)
     return figure
 
@@ -245,13 +245,13 @@ def _scatter_classes(axis: Any, features: Features | None, classes: Sequence[str
     axis.set_xlabel(f"true class among neighbours: {features.neighbours:.0f} %", fontsize=8.5)
 
 
-def _histogram(axis: Any, counts: pd.DataFrame, classes: Sequence[str]) -> None:
+def _histogram(axis: Any, counts: Counts, classes: Sequence[str]) -> None:
     """Draw the bars of each method beside the true ones; the range of several seeds as a whisker."""
-    members = [name for name in ("truth", *_METHODS[1:]) if name in counts.index]
-    seeds = [counts.xs(name) for name in members]
-    means = pd.DataFrame({LOSS_NAMES[name]: own.mean() for name, own in zip(members, seeds, strict=True)})
-    whiskers = [[own.mean() - own.min(), own.max() - own.mean()] for own in seeds]
-    means.set_axis(list(classes)).plot.bar(
+    members = [name for name in ("truth", *_METHODS[1:]) if name in counts]
+    seeds = [np.stack([*counts[name].values()]) for name in members]
+    means = pd.DataFrame({LOSS_NAMES[name]: own.mean(0) for name, own in zip(members, seeds, strict=True)})
+    whiskers = [[own.mean(0) - own.min(0), own.max(0) - own.mean(0)] for own in seeds]
+    means.plot.bar(
         ax=axis, width=0.8, yerr=np.array(whiskers), legend=False, color=["#444444", *map(colour, members[1:])],
         error_kw={"elinewidth": 0.8, "ecolor": "#000000"},
     )  # fmt: skip
@@ -261,61 +261,33 @@ def _histogram(axis: Any, counts: pd.DataFrame, classes: Sequence[str]) -> None:
     axis.legend(**place, ncols=3, frameon=False, fontsize=9, handlelength=1.2, columnspacing=1.0)
 
 
-def _features_picture(figure: Any, targets: Sequence[Target]) -> Picture:
-    rows, counts = [], {}
-    for target in targets:
-        for method in target.methods():
-            features = target.features.get(method)
-            near = "–" if features is None else f"{features.neighbours:.1f}"
-            rows.append((f"{target.name}, {method}", near, f"{misplaced(target.counts, method):.1f}"))
-        lines = {method: target.counts.xs(method).T for method in target.counts.index.unique(0)}
-        counts[target.name] = {method: {seed: n.to_list() for seed, n in own.items()} for method, own in lines.items()}
-    summary = "; ".join(f"{name}: neighbours {near} %, excess {excess} %" for name, near, excess in rows)
-    headers = ("", "features: true class among 5 neighbours %", "predicted counts: images in excess %")
-    alt = f"t-SNE of features and counts of predicted classes. {summary}."
-    return Picture(figure, alt, headers, rows, {"counts": counts})
-
-
 # ---- Figure 3: styles of source domains and of confident and unconfident target images ----
 
+Styles = Mapping[str, Points]
+"""Styles around one target domain: of each source domain, then of its `confident` and its `unconfident` images."""
 _CONFIDENCE = 0.9
 _MOST_SOURCE, _MOST_TARGET = 200, 600
 
 
-@dataclass(frozen=True)
-class Styles:
-    """Styles around one target domain: of each source domain, and of the target's images with their confidence."""
-
-    target: str
-    sources: Mapping[str, Points]
-    styles: Points
-    confident: NDArray[np.bool_]
-
-    def groups(self) -> dict[str, Points]:
-        """Return the styles by group, each dimension with mean 0 and deviation 1 over all of them."""
-        groups = {**self.sources, "confident": self.styles[self.confident], "unconfident": self.styles[~self.confident]}
-        preprocessing: Any = optional("sklearn.preprocessing", "bench")
-        scaler = preprocessing.StandardScaler().fit(np.concatenate(list(groups.values())))
-        return {name: scaler.transform(styles) if len(styles) else styles for name, styles in groups.items()}
-
-    def distances(self) -> dict[str, NDArray[np.float64]]:
-        """Return how far confident and unconfident target images are from their nearest source styles."""
-        groups = self.groups()
-        sources = np.concatenate([groups.pop(name) for name in self.sources])
-        return {name: nearest_distance(own, sources) if len(own) else np.zeros(0) for name, own in groups.items()}
-
-
 def make_figure3(request: Request) -> Result:
     """Run the source model over target and source images and draw their styles."""
-    experiment = run_figure("fig3", request, "fig1", ("source",))
+    experiment = run_experiment("fig3", request, ("source",), file="fig1")
     units = {unit.domains[0]: unit for _, unit in reversed(experiment.finished())}  # the first seed of each target
-    found = [styles for name in reversed(units) if (styles := _target_styles(units[name], experiment)) is not None]
+    found = {name: styles for name in reversed(units) if (styles := _styles(units[name], experiment)) is not None}
     shown = f"at most {_MOST_TARGET} target images and {_MOST_SOURCE} held out of each source domain are shown"
     note = f"{measured_on(experiment.rows)}; {shown if found else 'styles were not collected: run without --no-run'}"
-    return write_figure("fig3", _styles_picture(draw_styles(found, note), found), experiment)
+    rows, data = [], {target: distances(styles) for target, styles in found.items()}
+    for target, far in data.items():
+        medians = [f"{np.median(d):.2f} ({len(d)})" if len(d) else "– (0)" for d in far.values()]
+        share = farther(far)
+        rows.append((target, *medians, "–" if share is None else f"{share:.0f} %"))
+    summary = "; ".join(f"{row[0]}: unconfident farther in {row[3]} of pairs" for row in rows)
+    headers = ("target", "confident: distance to source styles (images)", "unconfident", "unconfident one is farther")
+    alt = f"t-SNE of style statistics. {summary}"
+    return write_figure("fig3", Picture(draw_styles(found, note), alt, headers, rows, data), experiment)
 
 
-def _target_styles(unit: Unit, experiment: Experiment) -> Styles | None:
+def _styles(unit: Unit, experiment: Experiment) -> Styles | None:
     """Return the styles around one target, None where they are not stored and nothing may be run."""
     held_out = {name: replace(unit, domains=(name,), part="outside", limit=_MOST_SOURCE) for name in unit.trained_on}
     found = {name: _inside(at, "styles", experiment) for name, at in (held_out | {"": unit}).items()}
@@ -324,26 +296,41 @@ def _target_styles(unit: Unit, experiment: Experiment) -> Styles | None:
         return None
     target = known.pop("")
     chosen = subset(len(target["style"]), _MOST_TARGET)
+    styles, confident = target["style"][chosen], target["confidence"][chosen] > _CONFIDENCE
     sources = {name: arrays["style"] for name, arrays in known.items()}
-    return Styles(unit.domains[0], sources, target["style"][chosen], target["confidence"][chosen] > _CONFIDENCE)
+    return on_one_scale({**sources, "confident": styles[confident], "unconfident": styles[~confident]})
 
 
-def farther(distances: Mapping[str, NDArray[np.float64]]) -> float | None:
+def on_one_scale(groups: Styles) -> Styles:
+    """Return the styles by group, each dimension with mean 0 and deviation 1 over all of them."""
+    preprocessing: Any = optional("sklearn.preprocessing", "bench")
+    scaler = preprocessing.StandardScaler().fit(np.concatenate(list(groups.values())))
+    return {name: scaler.transform(styles) if len(styles) else styles for name, styles in groups.items()}
+
+
+def distances(styles: Styles) -> dict[str, Floats]:
+    """Return how far confident and unconfident target images are from their nearest source styles."""
+    sources = np.concatenate([own for name, own in styles.items() if name not in LOOK["targets"]])
+    return {name: nearest_distance(styles[name], sources) for name in LOOK["targets"]}
+
+
+def farther(far: Mapping[str, Floats]) -> float | None:
     """Return in percent how often an unconfident image is farther from the source than a confident one."""
-    if not all(map(len, distances.values())):
+    if not all(map(len, far.values())):
         return None
-    return float(100.0 * (distances["unconfident"][:, None] > distances["confident"]).mean())
+    return float(100.0 * (far["unconfident"][:, None] > far["confident"]).mean())
 
 
-def draw_styles(found: Sequence[Styles], note: str = "") -> Any:
+def draw_styles(found: Mapping[str, Styles], note: str = "") -> Any:
     """Draw the styles around each target."""
     figure, grid = axes(1, max(len(found), 1), width=9.6, height=4.2)
-    names = sorted({name for styles in found for name in styles.sources})
+    names = sorted({name for styles in found.values() for name in styles} - {*LOOK["targets"]})
     colours = dict(zip(names, LOOK["source_domains"] * len(names), strict=False))
     for axis in grid.flat:
         _hide_scale(axis)
-    for axis, styles in zip(grid.flat, found, strict=False):
+    for axis, (target, styles) in zip(grid.flat, found.items(), strict=False):
         _scatter_styles(axis, styles, colours)
+        axis.set_title(f"target: {NAMES.get(target, target)}")
     if not found:
         not_run(grid.flat[0])
     figure.supxlabel(note, **NOTE)
@@ -351,11 +338,10 @@ def draw_styles(found: Sequence[Styles], note: str = "") -> Any:
 
 
 def _scatter_styles(axis: Any, styles: Styles, colours: Mapping[str, str]) -> None:
-    groups = styles.groups()
-    ends = np.cumsum([len(group) for group in groups.values()])
-    places = np.split(tsne(np.concatenate(list(groups.values()))), ends[:-1])
-    for name, points in zip(groups, places, strict=True):
-        is_target = name not in styles.sources
+    ends = np.cumsum([len(group) for group in styles.values()])
+    places = np.split(tsne(np.concatenate(list(styles.values()))), ends[:-1])
+    for name, points in zip(styles, places, strict=True):
+        is_target = name in LOOK["targets"]
         shade, marker = LOOK["targets"][name] if is_target else (colours[name], "o")
         label = f"{name} target" if is_target else NAMES.get(name, name)
         size = {"s": 14, "alpha": 0.9} if is_target else {"s": 10, "alpha": 0.6}
@@ -363,17 +349,4 @@ def _scatter_styles(axis: Any, styles: Styles, colours: Mapping[str, str]) -> No
             *points.T, **size, marker=marker, color=shade, rasterized=True, linewidths=0.9 if marker == "x" else 0,
             label=f"{label} ({len(points)})",
         )  # fmt: skip
-    axis.set_title(f"target: {NAMES.get(styles.target, styles.target)}")
     axis.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2, frameon=False, fontsize=8.5, markerscale=1.6)
-
-
-def _styles_picture(figure: Any, found: Sequence[Styles]) -> Picture:
-    data = {styles.target: styles.distances() for styles in found}
-    rows = []
-    for target, distances in data.items():
-        medians = [f"{np.median(d):.2f} ({len(d)})" if len(d) else "– (0)" for d in distances.values()]
-        share = farther(distances)
-        rows.append((target, *medians, "–" if share is None else f"{share:.0f} %"))
-    summary = "; ".join(f"{row[0]}: unconfident farther in {row[3]} of pairs" for row in rows)
-    headers = ("target", "confident: distance to source styles (images)", "unconfident", "unconfident one is farther")
-    return Picture(figure, f"t-SNE of style statistics. {summary}", headers, rows, data)

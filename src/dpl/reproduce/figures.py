@@ -1,27 +1,25 @@
 """Figures 1, 4 and 5 of the paper: accuracy over the stream, over batch sizes, over settings."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dpl.bench import Store, Unit
 from dpl.core.errors import DataError
 from dpl.network.scope import SCOPES
 from dpl.reproduce.compare import seed_means
-from dpl.reproduce.layouts import PLACES, Layout, Row
-from dpl.reproduce.plan import Experiment, nothing_measured, run_experiment
+from dpl.reproduce.document import Picture, write
+from dpl.reproduce.paper import PLACES, Layout, Row
+from dpl.reproduce.plan import Experiment, Request, Result, run_experiment
 from dpl.reproduce.plotting import LOOK, axes, colour, draw_band, draw_runs, save_figure
-from dpl.reproduce.render import Picture, write
-from dpl.reproduce.targets import Request, Result, experiment_file
 
 __all__ = [
-    "LOSS_NAMES", "NAMES", "NOTE", "batch_size_lines", "cumulative", "draw_batch_sizes", "draw_cumulative",
-    "draw_sensitivity", "footer", "make_figure1", "make_figure4", "make_figure5", "measured_on", "not_run",
-    "run_figure", "write_figure",
+    "LOSS_NAMES", "NAMES", "NOTE", "footer", "make_figure1", "make_figure4", "make_figure5", "measured_on", "not_run",
+    "write_figure",
 ]  # fmt: skip
 
 NAMES: Mapping[str, str] = LOOK["names"]
@@ -33,22 +31,13 @@ _LAYOUT = Layout(PLACES["set"], networks={"": "resnet50"})  # the network of eve
 # ---- What all figures share ----
 
 
-def run_figure(name: str, request: Request, file: str = "", only: Collection[str] | None = None) -> Experiment:
-    """Run or resume the experiment of a figure; raise an error that says why if nothing was measured."""
-    experiment = run_experiment(experiment_file(file or name, request.config), request, only)
-    if not experiment.rows:
-        raise nothing_measured(name, request, experiment.missing)
-    return experiment
-
-
 def write_figure(name: str, picture: Picture, experiment: Experiment) -> Result:
     """Write a figure in all formats, its page and its data."""
-    request, words = experiment.request, LOOK["figures"][name]
+    out, words = experiment.request.out, LOOK["figures"][name]
     rows = [{**row, "label": row["method"]} for row in experiment.rows]  # settings by method: labels are values of x
-    document = request.document(name, words["title"], rows, _LAYOUT, experiment.missing)
-    drawn = save_figure(picture.figure, request.out, name)
-    pages = write(document, request.out, replace(picture, claim=words["claim"]))
-    return Result((*drawn, *pages), document, experiment.failed, experiment.missing)
+    document = experiment.request.document(_LAYOUT, rows, experiment.missing, name=name, title=words["title"])
+    files = save_figure(picture.figure, out, name), write(document, out, replace(picture, claim=words["claim"]))
+    return Result((*files[0], *files[1]), document, experiment.missing, experiment.failed)
 
 
 def measured_on(rows: Sequence[Row]) -> str:
@@ -61,8 +50,7 @@ def measured_on(rows: Sequence[Row]) -> str:
 def footer(experiment: Experiment, spread: str = "their mean, band: their range") -> str:
     """Return the line below a figure: what was measured, with how many seeds, and whether something is missing."""
     seeds = len({row["seed"] for row in experiment.rows})
-    runs = "one seed" if seeds == 1 else f"{seeds} seeds: {spread}"
-    text = f"{measured_on(experiment.rows)}; {runs}"
+    text = f"{measured_on(experiment.rows)}; {'one seed' if seeds == 1 else f'{seeds} seeds: {spread}'}"
     done, planned = len(experiment.finished()), len(experiment.cells)
     if done == planned and not experiment.missing:
         return text
@@ -76,17 +64,19 @@ def not_run(axis: Any) -> None:
 
 # ---- Figure 1: cumulative accuracy over the stream ----
 
-Curves = dict[str, dict[str, dict[int, NDArray[np.float64]]]]
-"""Target -> method -> seed -> percent after each iteration."""
+Curves = dict[str, dict[str, dict[int, NDArray[np.float64]]]]  # target -> method -> seed -> percent by iteration
 
 
 def make_figure1(request: Request) -> Result:
     """Run or resume the experiment and draw it."""
-    experiment = run_figure("fig1", request)
+    experiment = run_experiment("fig1", request)
     curves: Curves = {}
     for cell, unit in experiment.finished():
+        found = experiment.store.predictions(unit)
+        correct = np.cumsum(found["prediction"] == found["label"])
+        seen = np.append(np.arange(unit.batch_size, len(correct), unit.batch_size), len(correct))
         by_method = curves.setdefault(unit.domains[0], {})
-        by_method.setdefault(cell.label, {})[cell.seed] = cumulative(experiment.store, unit)
+        by_method.setdefault(cell.label, {})[cell.seed] = 100.0 * correct[seen - 1] / seen  # after each batch
     methods = list(dict.fromkeys(method for by_method in curves.values() for method in by_method))
     rows = [
         (f"{target}, {words}", *(_mean_and_range(by_method.get(method, {}), part) for method in methods))
@@ -94,22 +84,9 @@ def make_figure1(request: Request) -> Result:
         for words, part in (("at the end", 1.0), ("after a quarter", 0.25))
     ]
     ends = [f"{target}: " + ", ".join(map(" ".join, zip(methods, last, strict=True))) for target, *last in rows[::2]]
-    picture = Picture(
-        figure=draw_cumulative(curves, footer(experiment)),
-        alt=f"Cumulative accuracy in percent over iterations. {'; '.join(ends)}.",
-        headers=("cumulative accuracy %", *methods),
-        rows=rows,
-        data=curves,
-    )
-    return write_figure("fig1", picture, experiment)
-
-
-def cumulative(store: Store, unit: Unit) -> NDArray[np.float64]:
-    """Return the accuracy over all images so far, after each batch."""
-    found = store.predictions(unit)
-    correct = np.cumsum(found["prediction"] == found["label"])
-    ends = np.minimum(np.arange(1, -(-len(correct) // unit.batch_size) + 1) * unit.batch_size, len(correct))
-    return np.asarray(100.0 * correct[ends - 1] / ends, dtype=np.float64)
+    alt = f"Cumulative accuracy in percent over iterations. {'; '.join(ends)}."
+    figure = draw_cumulative(curves, footer(experiment))
+    return write_figure("fig1", Picture(figure, alt, ("cumulative accuracy %", *methods), rows, curves), experiment)
 
 
 def _mean_and_range(runs: Mapping[int, NDArray[np.float64]], part: float) -> str:
@@ -124,7 +101,7 @@ def draw_cumulative(curves: Curves, note: str = "") -> Any:
     """Draw one panel for each target."""
     figure, grid = axes(1, len(curves), width=0.6 + 4.2 * len(curves), height=3.5)
     for axis, (target, methods) in zip(grid.flat, curves.items(), strict=True):
-        draw_runs(axis, {method: list(runs.values()) for method, runs in methods.items()}, names=LOSS_NAMES)
+        draw_runs(axis, {method: list(runs.values()) for method, runs in methods.items()}, LOSS_NAMES)
         axis.set(title=NAMES.get(target, target), xlabel="iterations", ylabel="cumulative accuracy (%)")
     figure.supxlabel(note, **NOTE)
     return figure
@@ -132,28 +109,50 @@ def draw_cumulative(curves: Curves, note: str = "") -> Any:
 
 # ---- Figures 4 and 5: panels of lines over a setting ----
 
+# Group (data set, or target of the only one) and method -> a row for each seed, a column for each x.
 Lines = Mapping[tuple[str, str], pd.DataFrame]
-"""Group (data set, or target of the only one) and method -> a row for each seed, a column for each x."""
 Panels = Mapping[str, Lines]
-Look = Callable[[str, str], dict[str, Any]]
-"""Returns how the line of a group and a method is drawn."""
+Look = Callable[[str, str], dict[str, Any]]  # returns how the line of a group and a method is drawn
 
 _RANGES = dict(zip(SCOPES, ("BN", "classifier", "features", "all"), strict=True))
 _LEAST_SPAN = 10.0  # percentage points
 
 
-def _lines(rows: Sequence[Row], several: bool, x_of: Callable[[Row], Any]) -> Lines:
-    """Return the lines of rows over `x_of(row)`, one for each method and data set; if there are not several, target."""
+def _make(
+    name: str,
+    panels_of: Callable[[Sequence[Row]], Panels],
+    draw: Callable[[Panels, str], Any],
+    what: str,
+    request: Request,
+) -> Result:
+    """Run or resume the experiment and draw it."""
+    experiment = run_experiment(name, request)
+    panels = panels_of(experiment.rows)
+    rows, data = [], {}
+    for panel, lines in panels.items():
+        data[panel] = {" ".join(key): {x: line[x].dropna().to_dict() for x in line} for key, line in lines.items()}
+        for key, line in lines.items():
+            values = ", ".join(f"{_value_name(x)}: {line[x].mean():.1f}" for x in line)
+            rows.append((", ".join(dict.fromkeys((panel, *key))), values))
+    alt = f"{what}. " + "; ".join(f"{name}: {values}" for name, values in rows)
+    picture = Picture(draw(panels, footer(experiment)), alt, ("line", "value: accuracy %"), rows, data)
+    return write_figure(name, picture, experiment)
 
-    def place(row: Row) -> tuple[str, str]:
-        return row["dataset"] if several else row["domains"][0], row["domains"][0]
 
+def _panels(rows: Sequence[Row], panel_of: Callable[[Row, str], str], x_of: Callable[[Row], Any]) -> Panels:
+    """Return lines over `x_of(row)`, one for each method and data set; for each target where there is one data set."""
+    several = len({row["dataset"] for row in rows}) > 1
     by_label = {row["label"]: row for row in rows}
-    points: dict[tuple[str, str], dict[Any, Any]] = {}
-    for (label, group), means in seed_means(rows, Layout(place)).items():
+    points: dict[str, dict[tuple[str, str], dict[Any, Any]]] = {}
+    found = seed_means(rows, lambda row: (row["dataset"] if several else row["domains"][0], row["domains"][0]))
+    for (label, group), means in found.items():
         row = by_label[label]
-        points.setdefault((group, row["method"]), {})[x_of(row)] = means.values
-    return {key: pd.DataFrame({x: line[x] for x in _x_order(line)}) for key, line in points.items()}
+        lines = points.setdefault(panel_of(row, group), {})
+        lines.setdefault((group, row["method"]), {})[x_of(row)] = means.values
+    return {
+        panel: {key: pd.DataFrame({x: line[x] for x in _x_order(line)}) for key, line in lines.items()}
+        for panel, lines in points.items()
+    }
 
 
 def _x_order(values: Iterable[Any]) -> list[Any]:
@@ -179,9 +178,8 @@ def _draw_panels(panels: Panels, words: Sequence[Mapping[str, str]], look: Look,
     for axis in (grid.flat[-1], *grid.flat[:-1]):  # of figure 5, the last panel has both methods
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside upper center", ncols=min(8, int(width / 1.5)), frameon=False
-    )
+    columns = min(8, int(width / 1.5))
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False)
     figure.supxlabel(note, **NOTE)
     return figure
 
@@ -198,35 +196,11 @@ def _draw_lines(axis: Any, lines: Lines, look: Look) -> None:
     axis.set_xlim(-0.3, len(order) - 0.7)
 
 
-def _lines_picture(figure: Any, panels: Panels, what: str) -> Picture:
-    """Return a drawing of lines with its numbers."""
-    rows, data = [], {}
-    for panel, lines in panels.items():
-        data[panel] = {" ".join(key): {x: line[x].dropna().to_dict() for x in line} for key, line in lines.items()}
-        for key, line in lines.items():
-            values = ", ".join(f"{_value_name(x)}: {line[x].mean():.1f}" for x in line)
-            rows.append((", ".join(dict.fromkeys((panel, *key))), values))
-    alt = f"{what}. " + "; ".join(f"{name}: {values}" for name, values in rows)
-    return Picture(figure, alt, ("line", "value: accuracy %"), rows, data)
-
-
-# ---- Figure 4: accuracy over batch sizes ----
-
-
-def make_figure4(request: Request) -> Result:
-    """Run or resume the experiment and draw it."""
-    experiment = run_figure("fig4", request)
-    panels = batch_size_lines(experiment.rows)
-    picture = _lines_picture(draw_batch_sizes(panels, footer(experiment)), panels, "Accuracy over batch sizes")
-    return write_figure("fig4", picture, experiment)
-
-
 def batch_size_lines(rows: Sequence[Row]) -> Panels:
     """Return a panel for each group, methods in the paper's order, then those it lacks."""
-    found = _lines(rows, len({row["dataset"] for row in rows}) > 1, lambda row: row["batch_size"])
-    methods = dict.fromkeys((*LOOK["markers"], *(method for _, method in found)))
-    groups = dict.fromkeys(group for group, _ in found)
-    return {group: {(group, m): found[group, m] for m in methods if (group, m) in found} for group in groups}
+    found = _panels(rows, lambda row, group: group, lambda row: row["batch_size"])
+    methods = dict.fromkeys((*LOOK["markers"], *(method for lines in found.values() for _, method in lines)))
+    return {group: {(group, m): own[group, m] for m in methods if (group, m) in own} for group, own in found.items()}
 
 
 def draw_batch_sizes(panels: Panels, note: str = "") -> Any:
@@ -243,18 +217,6 @@ def draw_batch_sizes(panels: Panels, note: str = "") -> Any:
     return _draw_panels(panels, words, look, 0.8 + 3.9 * len(panels), note)
 
 
-# ---- Figure 5: sensitivity to settings ----
-
-
-def make_figure5(request: Request) -> Result:
-    """Run or resume the experiment and draw it."""
-    experiment = run_figure("fig5", request)
-    panels = _sensitivity_lines(experiment.rows)
-    what = "Accuracy over tau, eta, beta and the updated parameters, DPL solid and PL dashed"
-    picture = _lines_picture(draw_sensitivity(panels, footer(experiment)), panels, what)
-    return write_figure("fig5", picture, experiment)
-
-
 def _sensitivity_lines(rows: Sequence[Row]) -> Panels:
     """Return a panel for each setting, from the rows whose labels begin with its word."""
     settings = {word: panel["setting"] for word, panel in LOOK["panels"].items()}
@@ -264,13 +226,12 @@ def _sensitivity_lines(rows: Sequence[Row]) -> Panels:
             raise DataError(
                 f"fig5: the label {row['label']!r} begins with no panel's name: {words}; rename it in the file"
             )
-    several = len({row["dataset"] for row in rows}) > 1
-    members = {word: [row for row in rows if row["label"].split()[0] == word] for word in settings}
 
-    def lines(word: str) -> Lines:
-        return _lines(members[word], several, lambda row: row["settings"][settings[word]])
+    def x_of(row: Row) -> Any:
+        return row["settings"][settings[row["label"].split()[0]]]
 
-    return {word: lines(word) for word in settings}
+    found = _panels(rows, lambda row, group: row["label"].split()[0], x_of)
+    return {word: found.get(word, {}) for word in settings}
 
 
 def draw_sensitivity(panels: Panels, note: str = "") -> Any:
@@ -286,15 +247,17 @@ def draw_sensitivity(panels: Panels, note: str = "") -> Any:
     words = [{"xlabel": panel["xlabel"]} for panel in LOOK["panels"].values()]
     figure = _draw_panels({word: panels.get(word, {}) for word in LOOK["panels"]}, words, look, 12.0, note)
     figure.axes[0].set_ylabel("accuracy (%)")
-    _share_scale(figure.axes[:3])
+    limits = [axis.get_ylim() for axis in figure.axes[:3] if axis.lines]
+    if limits:  # one scale for the settings' panels, so that a flat line is flat because the setting matters little
+        low, high = min(low for low, _ in limits), max(high for _, high in limits)
+        room = max(0.0, _LEAST_SPAN - (high - low)) / 2
+        for axis in figure.axes[:3]:
+            axis.set_ylim(low - room, high + room)
     return figure
 
 
-def _share_scale(panels: Any) -> None:
-    """Give the settings' panels one scale, so that a flat line is flat because the setting matters little."""
-    limits = [axis.get_ylim() for axis in panels if axis.lines]
-    if limits:
-        low, high = min(low for low, _ in limits), max(high for _, high in limits)
-        room = max(0.0, _LEAST_SPAN - (high - low)) / 2
-        for axis in panels:
-            axis.set_ylim(low - room, high + room)
+make_figure4 = partial(_make, "fig4", batch_size_lines, draw_batch_sizes, "Accuracy over batch sizes")
+make_figure5 = partial(
+    _make, "fig5", _sensitivity_lines, draw_sensitivity,
+    "Accuracy over tau, eta, beta and the updated parameters, DPL solid and PL dashed",
+)  # fmt: skip

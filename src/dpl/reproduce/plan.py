@@ -1,95 +1,146 @@
-"""An experiment on this machine: which cells have data and weights, their runs, and what is missing for the rest."""
+"""What `dpl reproduce` is asked for, and its experiment on this machine: the runs, and what is missing for the rest."""
 
+import re
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpl.bench import BenchContext, Cell, FileLocations, Store, Unit, cell_rows
+from dpl.bench import BenchContext, Cell, FileLocations, Store, Unit, cell_rows, run_cells
+from dpl.bench.engine import OnProgress
 from dpl.bench.grid import section_cells
 from dpl.bench.images import CORRUPTED, check_data, known_domains
-from dpl.bench.plans import StoredRequest, read_requests, write_request
-from dpl.bench.section import Section, read_sections, within
-from dpl.bench.selection import chosen, complete
+from dpl.bench.section import SHIPPED, Section, read_sections, within
+from dpl.bench.store import StoredRequest, chosen, complete, read_requests, write_request
 from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import choose_device
-from dpl.data import Benchmark, open_benchmark
-from dpl.data.folders import shorten
-from dpl.reproduce.document import Item, grouped
-from dpl.reproduce.layouts import Row
-from dpl.reproduce.targets import Request
+from dpl.data import open_benchmark
+from dpl.data.folders import LayoutError, shorten
+from dpl.reproduce.document import Document, Item, differences, grouped, protocol_items, setting_items, version_lines
+from dpl.reproduce.paper import Layout, Place, Row
 
-__all__ = ["Experiment", "nothing_measured", "open_quietly", "run_experiment"]
+__all__ = ["Experiment", "Request", "Result", "problem", "run_experiment"]
 
 _QUICK_IMAGES, _QUICK_BATCHES = 200, 5  # of each stream, whichever are more: one batch shows every method equal
+_QUICK = (
+    "Made with --quick, a few batches of each stream and no search: it shows that everything runs, and its figures "
+    "mean nothing."
+)
+_ONE_BATCH = (
+    "One batch shows nothing about the methods, because each predicts a batch before it adapts to it; longer streams "
+    "tell them apart."
+)
+
+Watch = Callable[[str, Sequence[Cell], Store], AbstractContextManager[OnProgress]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Where the files are, how much is run, and where progress is shown."""
+
+    data: Path
+    weights: Path
+    out: Path  # folder for tables and figures
+    store: Path  # folder of measured results; runs resume there
+    config: Path | None = None  # experiment file; None: the one that belongs to the target
+    limit: int | None = None
+    seeds: int | None = None  # how many seeds; None: those of the experiment file
+    quick: bool = False
+    run: bool = True  # false: only what the store has is shown
+    watch: Watch = lambda *_: nullcontext(lambda event: None)  # shows the progress of a run
+    say: Callable[[str], None] = lambda text: None  # takes a line on the progress of training
+    command: str = ""
+
+    def document(self, layout: Layout, rows: Sequence[Row], missing: Sequence[Item], **facts: Any) -> Document:
+        """Return the document of measured rows: a pure function of them, of the request, and of further `facts`."""
+        if "protocol" not in facts:
+            facts |= {
+                "protocol": protocol_items(rows),
+                "settings": setting_items(rows),
+                "versions": version_lines(rows),
+            }
+        short = self.quick or any(row["n"] <= row.get("batch_size", 0) for row in rows)
+        return Document(
+            caution=" ".join([*([_QUICK] if self.quick else []), *([_ONE_BATCH] if short else [])]),
+            missing=tuple(Item(i.subject, self.anonymous(i.text), self.anonymous(i.drawing)) for i in missing),
+            command=self.anonymous(self.command),
+            **{"differences": differences(rows, layout)} | facts,
+        )
+
+    def anonymous(self, text: str) -> str:
+        """Return a text without this machine's folders: what is written may be handed on."""
+        folders = {"DATA": self.data, "WEIGHTS": self.weights, "STORE": self.store, "OUT": self.out}
+        if self.config is not None:
+            folders["CONFIG"] = self.config.parent
+        absolute = {name: str(path) for name, path in folders.items() if path.is_absolute() and len(path.parts) > 1}
+        for name, path in sorted(absolute.items(), key=lambda entry: -len(entry[1])):  # inner folders first
+            text = re.sub(rf"{re.escape(path)}(?![\w-])", name, text)
+        return text
 
 
 @dataclass(frozen=True)
+class Result:
+    """What was written, and which runs failed and why."""
+
+    files: tuple[Path, ...]
+    document: Document
+    missing: Sequence[Item]  # as in the document, with the folders of this machine
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
 class Experiment:
     """What an experiment file comes to on this machine: what can be run, what was measured, why the rest was not."""
 
     title: str
-    sections: tuple[Section, ...]
-    cells: tuple[Cell, ...]
-    files: Mapping[str, Path]
-    missing: tuple[Item, ...]
+    sections: list[Section]
     request: Request
     store: Store
-    failed: Mapping[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """The measured rows."""
-        return list(cell_rows(self.cells, self.store))
+    context: BenchContext
+    cells: list[Cell] = field(default_factory=list)
+    missing: list[Item] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)  # what was measured of the cells
 
     def finished(self) -> list[tuple[Cell, Unit]]:
         """Return the cells that are done, each with the unit that counts."""
         return [(cell, chosen(cell, self.store).target) for cell in self.cells if complete(cell, self.store)]
 
-    @cached_property
-    def context(self) -> BenchContext:
-        """What is needed to run images through the experiment's networks."""
-        return BenchContext(self.request.data, self.files, cache=self.store.root / "cache", workers=1)
 
-
-def run_experiment(path: Path, request: Request, only: Collection[str] | None = None) -> Experiment:
+def run_experiment(
+    name: str, request: Request, only: Collection[str] | None = None, file: str = "", place: Place | None = None
+) -> Experiment:
     """Run what the results folder lacks of an experiment file, unless asked not to; return what it has then.
 
-    `only` names the rows that are wanted, None all of them.
+    `only` names the methods that are wanted, None all of them; without any measured row that has a `place` it fails.
     """
-    plan = _plan(path, request, only)
+    experiment = _plan(request.config or SHIPPED / f"{file or name}.yaml", request, only)
+    if not request.run and not experiment.finished() and (stored := _stored_cells(experiment, only)):
+        experiment.cells, experiment.missing = stored, []
+    experiment.missing += _unfinished(_run(experiment) if request.run else experiment.cells, experiment)
+    experiment.rows = [row for row in cell_rows(experiment.cells, experiment.store) if place is None or place(row)]
+    if experiment.rows:
+        return experiment
+    reasons = "".join(f"\n{item.lines()}" for item in experiment.missing)
     if request.run:
-        return _run(plan)
-    if not plan.finished() and (stored := _stored_cells(plan, only)):
-        plan = replace(plan, cells=stored, missing=())
-    return replace(plan, missing=(*plan.missing, *_not_run(plan.cells, plan.store)))
-
-
-def _stored_cells(plan: Experiment, only: Collection[str] | None) -> tuple[Cell, ...]:
-    """Return what was asked for under this title when the results were made; neither data nor weights are needed.
-
-    Of several requests for one cell the last counts.
-    """
-    cells = {
-        (cell.section, cell.label, cell.source, _stream(cell)): cell
-        for request in read_requests(plan.store.root)
-        if request.title == plan.title
-        for cell in request.cells
-    }
-    return tuple(cell for cell in cells.values() if only is None or cell.label in only)
-
-
-def nothing_measured(name: str, request: Request, missing: Sequence[Item]) -> DataError:
-    """Return the error that says why there is no figure to show."""
-    reasons = "".join(f"\n{item.lines()}" for item in missing)
-    if request.run:
-        return DataError(f"{name}: nothing could be run{reasons}")
-    return DataError(
+        raise DataError(f"{name}: nothing could be run{reasons}")
+    raise DataError(
         f"--no-run: {request.store} holds no result of {name} with these settings; leave --no-run out to run it, or "
         f"name the folder of its results with --store{reasons}"
     )
+
+
+def _stored_cells(experiment: Experiment, only: Collection[str] | None) -> list[Cell]:
+    """Return what was asked for under this title when the results were made; neither data nor weights are needed."""
+    cells = {  # of several requests for one cell the last counts
+        (cell.section, cell.label, cell.source, cell.candidates[0].target.stream_title): cell
+        for request in read_requests(experiment.store.root)
+        if request.title == experiment.title
+        for cell in request.cells
+    }
+    return [cell for cell in cells.values() if only is None or cell.label in only]
 
 
 def _plan(path: Path, request: Request, only: Collection[str] | None) -> Experiment:
@@ -98,125 +149,106 @@ def _plan(path: Path, request: Request, only: Collection[str] | None) -> Experim
     if only is not None and not any(entry.label in only for section in sections for entry in section.methods):
         raise SettingError(f"{path}: contains none of the requested rows: {', '.join(only)}")
     locations = FileLocations(request.data, request.weights, path.parent)
-    cells: list[Cell] = []
-    missing: list[Item] = []
+    store = Store(request.store)
+    context = BenchContext(request.data, locations.files, cache=store.root / "cache", workers=1)
+    plan = Experiment(title, sections, request, store, context)
     for section in sections:
-        absent = _absence(section, locations)
-        missing += absent
-        if absent and request.run:
-            continue
+        absent = problem(section.name, _open_data, section, locations)
+        if absent is not None:
+            plan.missing.append(absent)
+            if request.run:
+                continue
         lacking: dict[str, DataError] = {}
         with within(str(path)):
             found = section_cells(_shortened(section, request), locations, lacking)
-        cells += [cell for cell in found if only is None or cell.label in only]
-        missing += _without_weights(section.name, lacking)
-    return Experiment(
-        title, tuple(sections), tuple(cells), locations.files, tuple(missing), request, Store(request.store)
-    )
+        plan.cells += [cell for cell in found if only is None or cell.label in only]
+        reasons = grouped((str(error), stream) for stream, error in lacking.items())
+        if len(reasons) == len(lacking) > 1:  # each lacks a file of its own: the first stands for all
+            reasons = {f"{next(iter(reasons))} (for the first of them)": list(lacking)}
+        plan.missing += [Item(section.name, f"{shorten(streams)}: {reason}") for reason, streams in reasons.items()]
+    return plan
 
 
 def _shortened(section: Section, request: Request) -> Section:
     """Return the section with the seeds and images asked for; a quick one has no search."""
     largest = max(entry.batch_size or section.batch_size for entry in section.methods)
     quick = max(_QUICK_IMAGES, _QUICK_BATCHES * largest) if request.quick else None
-    known = [limit for limit in (section.limit, request.limit, quick) if limit is not None]
-    section = replace(section, seeds=_seeds(section.seeds, request), limit=min(known, default=None))
+    limits = [limit for limit in (section.limit, request.limit, quick) if limit is not None]
+    count = request.seeds or (1 if request.quick else len(section.seeds))
+    further = range(max(section.seeds) + 1, max(section.seeds) + 1 + count)  # the numbers after those of the file
+    section = replace(section, seeds=(*section.seeds, *further)[:count], limit=min(limits, default=None))
     return replace(section, selection=None, oracle=False) if request.quick else section
 
 
-def _seeds(seeds: tuple[int, ...], request: Request) -> tuple[int, ...]:
-    """Return as many seeds as asked for: those of the file, then the numbers after them."""
-    count = 1 if request.quick and request.seeds is None else request.seeds or len(seeds)
-    further = range(max(seeds) + 1, max(seeds) + 1 + count)
-    return (*seeds, *further)[:count]
+def problem(subject: str, check: Callable[..., object], *arguments: Any, **options: Any) -> Item | None:
+    """Return what is wrong if `check` raises an error of the data; an expected layout is a drawing.
 
-
-def _without_weights(section: str, lacking: Mapping[str, DataError]) -> list[Item]:
-    """Name the streams that lack the same file; where each lacks a file of its own, the first stands for all."""
-    reasons = grouped((str(error), stream) for stream, error in lacking.items())
-    if len(reasons) == len(lacking) > 1:
-        reasons = {f"{next(iter(reasons))} (for the first of them)": list(lacking)}
-    return [Item(section, f"{shorten(streams)}: {reason}") for reason, streams in reasons.items()]
-
-
-def _absence(section: Section, locations: FileLocations) -> list[Item]:
-    """Say what is wrong with a section's data set, nothing where it can be opened."""
-    options: dict[str, Any] = {}
+    Warnings are left out: in what a data set differs from the published one stands in the document.
+    """
     try:
-        for name in ("images", "classes"):
-            if value := getattr(section, name):
-                options[name] = locations.find(value)
-        if section.dataset in CORRUPTED:
-            first = (section.domains or known_domains(section.dataset, True))[:1]
-            options |= {"domains": first, "severity": section.severities[0]}
-        open_quietly(section.dataset, locations.data, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check(*arguments, **options)
+    except LayoutError as error:
+        return Item(subject, f"{error.problem}; expected layout", error.layout)
     except DataError as error:
-        return [Item.of_error(section.name, error)]
-    return []
-
-
-def open_quietly(dataset: str, data: Path, **options: Any) -> Benchmark:
-    """Open a data set without its warnings: in what it differs from the published one stands in the document."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return open_benchmark(dataset, data, **options)
-
-
-def _run(plan: Experiment) -> Experiment:
-    """Run the cells whose images are all here, and say what is missing for the others."""
-    request, context = plan.request, plan.context
-    context.device = str(choose_device())
-    cells, missing = _with_data(plan.cells, context)
-    if cells:
-        write_request(plan.store.root, StoredRequest(plan.title, str(request.data.resolve()), tuple(cells)))
-    with request.watch(plan.title, cells, plan.store) as on_progress:
-        failed = request.engine(cells, plan.store, context, on_progress)
-    reasons = [next((failed[unit.key] for unit in cell.units() if unit.key in failed), "") for cell in cells]
-    told = list(zip(cells, reasons, strict=True))
-    failures = grouped(((cell.section, cell.label, reason), _stream(cell)) for cell, reason in told if reason)
-    missing += [
-        Item(f"{section}: {label}", f"failed on {shorten(streams)}: {reason}")
-        for (section, label, reason), streams in failures.items()
-    ]
-    missing += _not_run([cell for cell, reason in told if not reason], plan.store)
-    return replace(plan, missing=(*plan.missing, *missing), failed=failed)
-
-
-def _with_data(cells: Sequence[Cell], context: BenchContext) -> tuple[list[Cell], list[Item]]:
-    """Return the cells whose images are all here, source images included, and for the others what is missing."""
-    problems: dict[object, Item | None] = {}
-    found = []
-    for cell in cells:
-        unit = cell.candidates[0].target
-        needs = (cell.section, unit.dataset, unit.domains, unit.severities, unit.source)
-        if needs not in problems:
-            problems[needs] = _problem(cell, context)
-        found.append((problems[needs], cell))
-    by_problem = grouped(found)
-    missing = [
-        replace(problem, subject=f"{problem.subject}: {shorten(dict.fromkeys(cell.label for cell in members))}")
-        for problem, members in by_problem.items()
-        if problem is not None
-    ]
-    return by_problem.get(None, []), missing
-
-
-def _problem(cell: Cell, context: BenchContext) -> Item | None:
-    try:
-        check_data(cell.units(), context)
-    except DataError as error:
-        return Item.of_error(cell.section, error)
+        return Item(subject, str(error))
     return None
 
 
-def _not_run(cells: Sequence[Cell], store: Store) -> list[Item]:
-    """Return an entry for each section of which nothing was run, and for each method that lacks some streams."""
-    done = {cell.section for cell in cells if complete(cell, store)}
-    unfinished = [cell for cell in cells if not complete(cell, store)]
-    items = [Item(name, "not run") for name in dict.fromkeys(c.section for c in unfinished) if name not in done]
-    streams = grouped((f"{c.section}: {c.label}", _stream(c)) for c in unfinished if c.section in done)
-    return items + [Item(subject, f"not run on {shorten(names)}") for subject, names in streams.items()]
+def _open_data(section: Section, locations: FileLocations) -> None:
+    """Open a section's data set, of a corrupted one the first corruption."""
+    files = {name: value for name in ("images", "classes") if (value := getattr(section, name))}
+    options: dict[str, Any] = {name: locations.find(value) for name, value in files.items()}
+    if section.dataset in CORRUPTED:
+        first = (section.domains or known_domains(section.dataset, True))[:1]
+        options |= {"domains": first, "severity": section.severities[0]}
+    open_benchmark(section.dataset, locations.data, **options)
 
 
-def _stream(cell: Cell) -> str:
-    return cell.candidates[0].target.stream_title
+def _run(experiment: Experiment) -> list[Cell]:
+    """Run and return the cells whose images are all here, source images included; note what the others lack."""
+    request, context, store = experiment.request, experiment.context, experiment.store
+    context.device = str(choose_device())
+    problems: dict[object, Item | None] = {}
+    found = []
+    for cell in experiment.cells:
+        unit = cell.candidates[0].target
+        needs = (cell.section, unit.dataset, unit.domains, unit.severities, unit.source)
+        if needs not in problems:
+            problems[needs] = problem(cell.section, check_data, cell.units(), context)
+        found.append((problems[needs], cell))
+    by_problem = grouped(found)
+    ready = by_problem.pop(None, [])
+    for item, lacking in by_problem.items():
+        if item is not None:
+            labels = shorten(dict.fromkeys(cell.label for cell in lacking))
+            experiment.missing.append(replace(item, subject=f"{item.subject}: {labels}"))
+    if ready:
+        write_request(store.root, StoredRequest(experiment.title, str(request.data.resolve()), tuple(ready)))
+    with request.watch(experiment.title, ready, store) as on_progress:
+        experiment.failed = run_cells(ready, store, context, on_progress)
+    return ready
+
+
+def _unfinished(cells: Sequence[Cell], experiment: Experiment) -> list[Item]:
+    """Return an entry for each method that failed or lacks some streams, one for a section of which nothing was run."""
+    store, failed = experiment.store, experiment.failed
+    begun = {cell.section for cell in cells if complete(cell, store)}
+    failures, untouched, partial = [], {}, []
+    for cell in cells:
+        subject, stream = f"{cell.section}: {cell.label}", cell.candidates[0].target.stream_title
+        reasons = [failed[unit.key] for unit in cell.units() if unit.key in failed]
+        if reasons:
+            failures.append(((subject, reasons[0]), stream))
+        elif complete(cell, store):
+            continue
+        elif cell.section in begun:
+            partial.append((subject, stream))
+        else:
+            untouched[cell.section] = Item(cell.section, "not run")
+    return [
+        *(Item(subject, f"failed on {shorten(on)}: {reason}") for (subject, reason), on in grouped(failures).items()),
+        *untouched.values(),
+        *(Item(subject, f"not run on {shorten(on)}") for subject, on in grouped(partial).items()),
+    ]

@@ -12,19 +12,14 @@ from PIL import Image
 
 from dpl.core.extras import optional
 
-__all__ = [
-    "COLOURS", "FORMATS", "LOOK", "axes", "colour", "cumulative_accuracy", "draw_band", "draw_runs", "save_figure",
-]  # fmt: skip
+__all__ = ["COLOURS", "FORMATS", "LOOK", "axes", "colour", "draw_band", "draw_runs", "save_figure"]
 
 LOOK: Mapping[str, Any] = yaml.safe_load(files("dpl.reproduce").joinpath("figures.yaml").read_text(encoding="utf-8"))
 """Titles, names, colours and markers of the figures."""
 COLOURS: Mapping[str, str] = LOOK["colours"]
-_LABEL_GAP = 0.06  # of the axis' height, between the names at the right ends of curves
 FORMATS = ("png", "svg", "pdf")
+_LABEL_GAP = 0.06  # of the axis' height, between the names at the right ends of curves
 _PALETTE = 128
-
-Runs = Mapping[str, Sequence[NDArray[np.float64]]]
-"""Method -> one curve for each seed."""
 
 
 def colour(method: str, index: int = 0) -> str:
@@ -35,9 +30,8 @@ def colour(method: str, index: int = 0) -> str:
 
 def axes(rows: int = 1, columns: int = 1, width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
     """Return a figure without a window, and its axes."""
-    optional("matplotlib", "bench").use("Agg")
-    plt = optional("matplotlib.pyplot", "bench")
-    figure, grid = plt.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=False)
+    figure = optional("matplotlib.figure", "bench").Figure(figsize=(width, height), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
     for axis in grid.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd", linewidth=0.7)
@@ -45,33 +39,13 @@ def axes(rows: int = 1, columns: int = 1, width: float = 6.4, height: float = 4.
     return figure, grid
 
 
-def cumulative_accuracy(panels: Mapping[str, Runs], path: Path, title: str = "", skip: int = 32) -> Path:
-    """Draw one panel for each stream: the mean over seeds as a line, their range as a band, the end value as a label.
-
-    Args:
-        panels: stream name -> method -> cumulative accuracy in percent after each image, one array for each seed.
-        path: where to write; the suffix decides the format.
-        title: a line above the figure.
-        skip: leave out the first images, where the mean over a handful says nothing.
-    """
-    figure, grid = axes(1, len(panels), width=1.0 + 5.4 * len(panels))
-    for axis, (name, runs) in zip(grid.flat, panels.items(), strict=True):
-        draw_runs(axis, {method: [run[skip:] for run in curves] for method, curves in runs.items()}, start=skip + 1)
-        axis.set_title(name, fontsize=11)
-        axis.set_xlabel("images seen")
-        axis.set_ylabel("cumulative accuracy (%)")
-    figure.suptitle(title, fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    optional("matplotlib.pyplot", "bench").close(figure)
-    return path
-
-
-def draw_runs(axis: Any, methods: Runs, start: int = 1, names: Mapping[str, str] | None = None) -> None:
+def draw_runs(
+    axis: Any, methods: Mapping[str, Sequence[NDArray[np.float64]]], names: Mapping[str, str], start: int = 1
+) -> None:
     """Draw each method's mean over seeds as a line from x = `start` on, their range as a band, the end as a label."""
     ends = []
     for index, (method, runs) in enumerate(methods.items()):
-        name, shade = (names or {}).get(method, method), colour(method, index)
+        name, shade = names.get(method, method), colour(method, index)
         length = min(map(len, runs))
         stacked = np.stack([run[:length] for run in runs])
         x = np.arange(start, start + length)
@@ -79,7 +53,12 @@ def draw_runs(axis: Any, methods: Runs, start: int = 1, names: Mapping[str, str]
         dashes = {"linestyle": (0, (5, 2))} if method == "source" else {}
         axis.plot(x, stacked.mean(0), color=shade, linewidth=2, label=name, **dashes)
         ends.append((float(stacked[:, -1].mean()), name, shade))
-    _label_ends(axis, ends)
+    (bottom, top), place = axis.get_ylim(), -np.inf
+    for value, name, shade in sorted(ends):  # labels are moved apart where they would overlap
+        place = max(value, place + _LABEL_GAP * (top - bottom))
+        axis.annotate(
+            f"{name} {value:.1f}", xy=(1.01, place), xycoords=("axes fraction", "data"), color=shade, va="center"
+        )
     axis.margins(x=0.01)
 
 
@@ -89,33 +68,15 @@ def draw_band(axis: Any, x: Any, lows: Any, highs: Any, shade: str) -> None:
         axis.fill_between(x, lows, highs, color=shade, alpha=0.18, linewidth=0)
 
 
-def _label_ends(axis: Any, ends: list[tuple[float, str, str]]) -> None:
-    """Write each curve's name and end value at its right end, moved apart where they would overlap."""
-    bottom, top = axis.get_ylim()
-    place = -np.inf
-    for value, name, shade in sorted(ends):
-        place = max(value, place + _LABEL_GAP * (top - bottom))
-        axis.annotate(
-            f"{name} {value:.1f}", xy=(1.01, place), xycoords=("axes fraction", "data"), color=shade, va="center"
-        )
-
-
 def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:
     """Write all formats; text stays text in SVG, and the same drawing gives the same bytes."""
-    matplotlib = optional("matplotlib", "bench")
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{suffix}" for suffix in FORMATS]
-    dateless: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    dateless: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    with optional("matplotlib", "bench").rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         for path in paths:
-            figure.savefig(path, dpi=120, metadata=dateless.get(path.suffix[1:]))
-    _reduce_colours(paths[0])
-    optional("matplotlib.pyplot", "bench").close(figure)
-    return paths
-
-
-def _reduce_colours(path: Path) -> None:
-    """Write a PNG again with a palette: flat colours lose nothing, and the file shrinks to a third."""
-    with Image.open(path) as image:
+            figure.savefig(path, dpi=120, metadata=dateless.get(path.suffix))
+    with Image.open(paths[0]) as image:  # with a palette, flat colours lose nothing, and the file shrinks to a third
         small = image.convert("RGB").quantize(_PALETTE, dither=Image.Dither.NONE)
-    small.save(path, optimize=True)
+    small.save(paths[0], optimize=True)
+    return paths

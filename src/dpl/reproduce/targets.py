@@ -1,121 +1,32 @@
-"""What `dpl reproduce` is asked for, what comes back, and what makes each table and figure."""
+"""What makes each table and figure: run what can be run, put it beside the printed figures, write it down."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from dpl.bench import BenchContext, Cell, Store, run_cells
-from dpl.bench.engine import OnProgress
-from dpl.bench.section import SHIPPED
-from dpl.core.errors import SettingError, did_you_mean
-from dpl.core.extras import optional
-from dpl.reproduce.document import Document, Item, differences, protocol_items, setting_items, version_lines
-from dpl.reproduce.layouts import Layout, Row
+from dpl.bench.section import Section, load_file
+from dpl.core.errors import DataError, SettingError, did_you_mean
+from dpl.core.settings import make_settings
+from dpl.data import open_benchmark
+from dpl.data.sets import normalise_name
+from dpl.reproduce import embeddings, figures, paper
+from dpl.reproduce.compare import column_group, compare, oracle
+from dpl.reproduce.document import Document, Item, differences, write
+from dpl.reproduce.paper import Row, Table
+from dpl.reproduce.plan import Request, Result, problem, run_experiment
+from dpl.training.supervised import LOSSES, EpochReport, SupervisedSpec, train_supervised
 
-__all__ = ["Request", "Result", "Target", "experiment_file", "find_target"]
-
-_QUICK = (
-    "Made with --quick, a few batches of each stream and no search: it shows that everything runs, and its figures "
-    "mean nothing."
-)
-_ONE_BATCH = (
-    "One batch shows nothing about the methods, because each predicts a batch before it adapts to it; longer streams "
-    "tell them apart."
-)
-
-Watch = Callable[[str, Sequence[Cell], Store], AbstractContextManager[OnProgress]]
-Engine = Callable[[Sequence[Cell], Store, BenchContext, OnProgress], dict[str, str]]
+__all__ = ["find_target", "make_document"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """Where the files are, how much is run, and where progress is shown."""
-
-    data: Path
-    weights: Path
-    out: Path
-    """Folder for tables and figures."""
-    store: Path
-    """Folder of measured results; runs resume there."""
-    config: Path | None = None
-    """Experiment file; None: the one that belongs to the target."""
-    limit: int | None = None
-    seeds: int | None = None
-    """How many seeds; None: those of the experiment file."""
-    quick: bool = False
-    run: bool = True
-    """False: only what the store has is shown."""
-    engine: Engine = run_cells
-    """Runs cells and returns the errors by the unit's key."""
-    watch: Watch = lambda title, cells, store: nullcontext(lambda event: None)
-    """Shows the progress of a run."""
-    say: Callable[[str], None] = lambda text: None
-    """Takes a line on the progress of training."""
-    command: str = ""
-
-    def document(
-        self, name: str, title: str, rows: Sequence[Row], layout: Layout, missing: Sequence[Item], **more: Any
-    ) -> Document:
-        """Return the document of measured rows: a pure function of them and of the request."""
-        if "protocol" not in more:
-            more |= {"protocol": protocol_items(rows), "settings": setting_items(rows), "versions": version_lines(rows)}
-        return Document(
-            name=name,
-            title=title,
-            caution=self._caution(rows),
-            differences=differences(rows, layout),
-            missing=tuple(Item(i.subject, self.anonymous(i.text), self.anonymous(i.drawing)) for i in missing),
-            command=self.anonymous(self.command),
-            **more,
-        )
-
-    def _caution(self, rows: Sequence[Row]) -> str:
-        """Return the sentences above figures that must not be taken seriously."""
-        short = self.quick or any(row["n"] <= row.get("batch_size", 0) for row in rows)
-        return " ".join([*([_QUICK] if self.quick else []), *([_ONE_BATCH] if short else [])])
-
-    def anonymous(self, text: str) -> str:
-        """Return a text without this machine's folders: what is written may be handed on."""
-        folders = {"DATA": self.data, "WEIGHTS": self.weights, "STORE": self.store, "OUT": self.out}
-        if self.config is not None:
-            folders["CONFIG"] = self.config.parent
-        absolute = {name: str(path) for name, path in folders.items() if path.is_absolute() and len(path.parts) > 1}
-        for name, path in sorted(absolute.items(), key=lambda entry: -len(entry[1])):  # inner folders first
-            text = re.sub(rf"{re.escape(path)}(?![\w-])", name, text)
-        return text
-
-
-@dataclass(frozen=True)
-class Result:
-    """What was written, and which runs failed and why."""
-
-    files: tuple[Path, ...]
-    document: Document | None = None
-    failed: Mapping[str, str] = field(default_factory=dict)
-    missing: tuple[Item, ...] = ()
-    """As in the document, with the folders of this machine."""
-
-
-class Target(NamedTuple):
-    """A table or figure of the paper: its name, and what makes it."""
-
-    name: str
-    make: Callable[[Request], Result]
-
-
-def find_target(name: str) -> Target:
-    """Return the target of that name, or raise an error that names the nearest."""
-    for library in ("pandas", "jinja2"):
-        optional(library, "bench")
-    from dpl.reproduce import embeddings, figures, paper, supervised, tables  # these need the libraries, and this file
-
-    makers: dict[str, Callable[[Request], Result]] = {
-        **{table: partial(tables.make_table, table) for table in paper.tables()},
-        "supervised": supervised.make_supervised,
+def find_target(name: str) -> Callable[[Request], Result]:
+    """Return what makes the table or figure of that name, or raise an error that names the nearest."""
+    makers: dict[str, Callable[[Request], Result]] = {table: partial(_make_table, table) for table in paper.tables()}
+    makers |= {
+        "supervised": _make_supervised,
         "fig1": figures.make_figure1,
         "fig2": embeddings.make_figure2,
         "fig3": embeddings.make_figure3,
@@ -124,12 +35,144 @@ def find_target(name: str) -> Target:
     }
     if name not in makers:
         raise SettingError(f"{name!r} is no table or figure that can be reproduced. {did_you_mean(name, makers)}")
-    return Target(name, makers[name])
+    return makers[name]
 
 
-def experiment_file(name: str, given: Path | None) -> Path:
-    """Return the experiment file that was asked for, or the one that belongs to a target."""
-    path = given or SHIPPED / f"{name}.yaml"
-    if given is None and not path.is_file():
-        raise SettingError(f"no experiment file {name}.yaml in {SHIPPED}; name one with --config FILE")
-    return path
+def _make_table(name: str, request: Request) -> Result:
+    """Run or resume a table's experiment and write the table."""
+    table = paper.load(name)
+    only = None if table.layout.open_rows else table.rows
+    experiment = run_experiment(name, request, only, place=table.layout.place)
+    missing = experiment.missing
+    if lacking := _not_planned(table, experiment.sections):
+        file = request.config.name if request.config else f"{name}.yaml"
+        missing.append(Item(", ".join(lacking), f"not in the experiment file {file}"))
+    document = make_document(table, experiment.rows, missing, request)
+    return Result(write(document, request.out), document, missing, experiment.failed)
+
+
+def make_document(
+    table: Table, rows: Sequence[Row], missing: Sequence[Item], request: Request, **more: Any
+) -> Document:
+    """Return the document of a table: a pure function of the printed figures, the measured rows and the request."""
+    number = f"Table {table.name.removeprefix('table')}: " if table.name.startswith("table") else ""
+    return request.document(
+        table.layout, rows, missing, name=table.name, title=f"{number}{table.title}",
+        grids=tuple(filter(None, (compare(table, rows), oracle(table, rows)))),
+        paper=tuple(Item(key, value) for key, value in table.protocol.items()),
+        # Remarks on single cells are footnotes.
+        notes=tuple(Item(note.row or "", note.text) for note in table.notes if note.column is None),
+        **more,
+    )  # fmt: skip
+
+
+def _not_planned(table: Table, sections: Sequence[Section]) -> list[str]:
+    """Return what the paper's table has and the experiment file does not ask for."""
+    labels = {entry.label for section in sections for entry in section.methods}
+    lacking = [row for row in table.rows if row not in labels]
+    corrupted = [f"{section.dataset}_c" if section.corrupt is not None else section.dataset for section in sections]
+    asked = {normalise_name(name) for name in (*corrupted, *(section.name for section in sections))}
+    summaries = {*table.averages, *table.improvements}
+    groups = dict.fromkeys(column_group(c) or c for c in table.columns if c not in summaries)
+    if any(normalise_name(group) in asked for group in groups):  # columns are data sets or backbones, not domains
+        lacking += [group for group in groups if normalise_name(group) not in asked]
+    return lacking
+
+
+# ---- The comparison with true labels: cross-entropy against the DPL loss ----
+
+_QUICK: dict[str, Any] = {"network": "cifar_resnet20", "epochs": 1, "limit": 2000}
+_UNSPECIFIED = (
+    "The paper names the data set and the network; optimizer, schedule, augmentation, tau, eta and beta are ours."
+)
+
+
+def _make_supervised(request: Request) -> Result:
+    """Train with either loss, or resume training, and write the comparison."""
+    specs, missing = _specs(request), list[Item]()
+    if request.run:
+        name = specs[0].dataset
+        found = (problem(name, open_benchmark, name, request.data, split=split) for split in ("train", "test"))
+        missing = [item for item in found if item is not None][:1]
+    if request.run and not missing:
+        for spec in specs:
+            _train(spec, request)
+    runs = {spec: record for spec in specs if (record := _finished(_folder(spec, request)))}
+    missing = missing or [Item(_title(spec), "not run") for spec in specs if spec not in runs]
+    if not runs:
+        reasons = "".join(f"\n{item.lines()}" for item in missing)
+        raise DataError(f"supervised: {request.store} holds no finished run{reasons}")
+    document = _supervised_document(runs, missing, request)
+    return Result(write(document, request.out), document, missing)
+
+
+def _title(spec: SupervisedSpec) -> str:
+    return f"{spec.loss}, seed {spec.seed}"
+
+
+def _specs(request: Request) -> list[SupervisedSpec]:
+    """Return one run for each loss and seed, with the settings of the file that was named."""
+    values = _QUICK if request.quick else {}
+    if request.config is not None:
+        values = values | load_file(request.config)
+    if request.limit is not None:
+        values = values | {"limit": min(request.limit, values.get("limit") or request.limit)}
+    for name in ("loss", "seed"):
+        if name in values:
+            raise SettingError(f"{request.config}: {name}: leave it out; both losses are trained, --seeds N times")
+    runs = [{"loss": loss, "seed": seed} for seed in range(request.seeds or 1) for loss in LOSSES]
+    return [make_settings(SupervisedSpec, str(request.config), values | run) for run in runs]
+
+
+def _folder(spec: SupervisedSpec, request: Request) -> Path:
+    limit = "" if spec.limit is None else f"_{spec.limit}"
+    group = f"{spec.dataset}_{spec.network.replace('/', '_')}{limit}_{spec.epochs}"
+    return request.store / "supervised" / group / f"{spec.loss}_{spec.seed}"
+
+
+def _train(spec: SupervisedSpec, request: Request) -> None:
+    def tell(report: EpochReport) -> None:
+        request.say(
+            f"{_title(spec)}: epoch {report.epoch + 1}/{spec.epochs}, loss {report.loss:.3f}, "
+            f"test accuracy {report.accuracy:.1f} %, {report.seconds:.0f} s"
+        )
+
+    train_supervised(spec, data=request.data, out=_folder(spec, request), on_epoch=tell)
+
+
+def _finished(folder: Path) -> dict[str, Any]:
+    """Return the record of a finished training, empty if it is none."""
+    path = folder / "train.json"
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise DataError(f"{path}: damaged ({error}); remove its folder to train again") from error
+    return record if record.get("result") else {}
+
+
+def _supervised_document(runs: dict[SupervisedSpec, dict[str, Any]], missing: list[Item], request: Request) -> Document:
+    table, first = paper.load("supervised"), next(iter(runs))
+    rows, protocol, settings = [], [], []
+    for spec, record in runs.items():
+        result, own = record["result"], dataclasses.asdict(spec)
+        rows.append({
+            "label": spec.loss, "section": "supervised", "dataset": spec.dataset, "domains": (spec.dataset,),
+            "network": spec.network, "seed": spec.seed, "unit": _title(spec), "n": result["test_images"],
+            "accuracy": result["accuracy"], "limit": None, "chosen": {}, "regenerated": False, "data_notes": (),
+        })  # fmt: skip
+        protocol.append(Item(_title(spec), (
+            f"{result['training_images']:,} training images, {result['test_images']:,} test images, last epoch; "
+            f"with cosines to the prototypes as scores {result['cosine_accuracy']:.1f} % are right"
+        )))  # fmt: skip
+        settings.append(Item(_title(spec), ", ".join(f"{k}={v}" for k, v in own.items() if k != "loss")))
+    found = [_UNSPECIFIED, *differences(rows, table.layout)]
+    if first.limit:
+        found.append(f"At most {first.limit:,} images were used for training and for the test.")
+    if first.epochs != SupervisedSpec.epochs:
+        found.append(f"{first.epochs} epochs; the recipe is made for {SupervisedSpec.epochs}.")
+    words = "dpl {dpl}, torch {torch}, Python {python}, {machine}, {device}"
+    versions = dict.fromkeys(words.format_map(s) for record in runs.values() for s in record["sessions"])
+    return make_document(
+        table, rows, missing, request, differences=tuple(found), protocol=tuple(protocol), settings=tuple(settings),
+        versions=tuple(versions),
+    )  # fmt: skip

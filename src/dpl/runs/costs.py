@@ -20,8 +20,6 @@ from dpl.model.adaptive import AdaptiveModel
 __all__ = ["SAMPLE_EVERY", "Pace", "Work", "environment", "forget_peak", "peak_memory"]
 
 SAMPLE_EVERY = 8  # batches: counting one in eight costs nothing that a clock could show
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
 
 
 class Work:
@@ -38,13 +36,11 @@ class Work:
     @contextlib.contextmanager
     def counted(self, images: int) -> Iterator[None]:
         """Count what is computed inside, if it is this batch's turn."""
-        turn = self._batches % SAMPLE_EVERY == 1  # never the first: a model may look at one image beforehand
         self._batches += 1
-        if not turn:
+        if self._batches % SAMPLE_EVERY != 2:  # never the first: a model may look at one image beforehand
             yield
             return
-        counter = _Counter()
-        with counter:
+        with _Counter() as counter:
             yield
         self._images += images
         self._flops += counter.flops
@@ -53,9 +49,7 @@ class Work:
 class Pace:
     """The time-constrained protocol: the stream goes on while the model adapts (Alfarra et al., ICML 2024).
 
-    A step that costs c predictions lets c * speed - 1 batches pass to which the model cannot adapt; it predicts them
-    as it is. Costs are counted operations, rounded to whole predictions, so they are the same on every machine;
-    the authors measure seconds.
+    A step that costs c predictions lets c * speed - 1 batches pass, which are predicted only (docs/protocols.md).
     """
 
     def __init__(self, speed: float) -> None:
@@ -118,7 +112,7 @@ def forget_peak() -> None:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError):
-        _CLEAR.write_text("5")  # Linux: the peak of resident memory becomes what is resident now
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak of resident memory becomes what is resident now
 
 
 def peak_memory() -> int | None:
@@ -126,7 +120,7 @@ def peak_memory() -> int | None:
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return int(torch.cuda.max_memory_allocated())
     with contextlib.suppress(OSError, ValueError):
-        for line in _STATUS.read_text().splitlines():
+        for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     if sys.platform == "win32":

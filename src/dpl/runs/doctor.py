@@ -15,7 +15,7 @@ from dpl.methods.base import Method
 from dpl.methods.dpl import PrototypeMethod
 from dpl.methods.settings import Settings
 from dpl.network.layout import SMALL_SIDE, rule_for
-from dpl.network.norm import parse_norm
+from dpl.network.norm import batch_share, parse_norm
 from dpl.network.scope import NORMS, SCOPES, select_parameters
 from dpl.network.split import find_classifier, logits_of, private_copy, watch_classifier
 from dpl.runs.costs import environment
@@ -67,10 +67,13 @@ def examine(
 
 
 def _one_pass(network: nn.Module, images: Tensor) -> list[Check]:
-    """Check the logits, and the values that reach the first convolution or linear layer."""
+    """Check the logits, and whether what reaches the first convolution or linear layer is normalised once."""
     seen: list[Tensor] = []
-    layers = [layer for layer in network.modules() if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))]
-    handles = [layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach())) for layer in layers]
+    handles = [
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+        for layer in network.modules()
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))
+    ]
     try:
         with torch.no_grad():
             logits = logits_of(network(images))
@@ -85,7 +88,6 @@ def _one_pass(network: nn.Module, images: Tensor) -> list[Check]:
 
 
 def _normalisation(values: Tensor, images: Tensor, inside: bool) -> Check:
-    """Judge the values at the first layer: normalised once, twice or not at all."""
     low, high, problem, warning = float(values.min()), float(values.max()), "", ""
     if images.min() >= 0 and images.max() > _LARGEST:
         problem = "The images look like bytes: divide them by 255."
@@ -118,7 +120,6 @@ def _norm_layers(network: nn.Module, needed: bool) -> Check:
 
 
 def _statistics(network: nn.Module) -> Check:
-    """Look for running statistics that are broken, or that no training has estimated."""
     layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
     kept = [(x.running_mean, x.running_var) for x in layers if x.running_mean is not None and x.running_var is not None]
     broken = sum(not ((mean + var).isfinite().all() and (var > 0).all()) for mean, var in kept)
@@ -130,7 +131,6 @@ def _statistics(network: nn.Module) -> Check:
 
 
 def _scopes(network: nn.Module, settings: Settings) -> Check:
-    """Count the parameters that train in each scope, with the method's `train_from`."""
     counts = dict.fromkeys(SCOPES, 0)
     for scope in SCOPES:
         with contextlib.suppress(ModelError):  # nothing trains in this scope
@@ -143,14 +143,9 @@ def _scopes(network: nn.Module, settings: Settings) -> Check:
 
 
 def _batch_size(kind: type[Method[Any]], settings: Settings, batch_size: int) -> Check:
-    """Compare the batch size with what the method needs."""
     least = max(kind.info.min_batch, 2 if issubclass(kind, PrototypeMethod) else 1)  # DPL compares classes of a batch
     problem = f"The method needs {least} images in a batch to learn: send larger batches." if batch_size < least else ""
-    share = getattr(
-        parse_norm(settings.norm, settings.norm_prior, settings.norm_shift), "target_share", lambda count: 0.0
-    )
-    noisy = batch_size < _USUAL_BATCH and share(batch_size) > 0.5
-    warning = (
-        f"Statistics of few images are noisy: send {_USUAL_BATCH} or more, or set norm='running'." if noisy else ""
-    )
+    share = batch_share(parse_norm(settings.norm, settings.norm_prior, settings.norm_shift), batch_size) or 0.0
+    advice = f"Statistics of few images are noisy: send {_USUAL_BATCH} or more, or set norm='running'."
+    warning = advice if batch_size < _USUAL_BATCH and share > 0.5 else ""
     return Check("batch size", f"{batch_size}, {kind.info.name} with norm={settings.norm!r}", problem, warning)

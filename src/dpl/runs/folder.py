@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,20 +20,23 @@ import torch
 from torch import Tensor, nn
 
 from dpl.core.errors import DataError, InputError, SnapshotError
-from dpl.core.files import naming
+from dpl.core.files import naming, write_file
 from dpl.data import Batch, ImageSet, batches
 from dpl.data.transforms import Evaluation
-from dpl.model.adaptive import AdaptiveModel, load
+from dpl.guard import Guard
+from dpl.model.adaptive import AdaptiveModel
 from dpl.model.inputs import is_out_of_memory
+from dpl.model.load import load
 from dpl.network.split import logits_of
-from dpl.runs.costs import forget_peak
+from dpl.runs.costs import Work, environment, forget_peak, peak_memory
 from dpl.runs.online import BatchResult, online
-from dpl.runs.record import FolderRecord, record_path
 from dpl.snapshot import read_manifest
 
-__all__ = ["FolderResult", "FolderRun", "out_of_memory_says", "run_folder"]
+__all__ = ["COLUMNS", "FolderRecord", "FolderResult", "FolderRun", "out_of_memory_says", "record_path", "run_folder"]
 
 COLUMNS = ("image", "predicted", "name", "confidence", "label")
+_EVENTS = 1000  # at most so many are kept
+_REASONS = 20  # different ones; further ones count as others
 
 
 @dataclass(frozen=True)
@@ -49,23 +51,20 @@ class FolderRun:
     batch_size: int = 32
     shuffled: bool = True
     seed: int = 0
-    save_every: int = 20
-    """Batches between two snapshots."""
+    save_every: int = 20  # batches between two snapshots
     workers: int = 2
-    with_source: bool = False
-    """Also predict with the source model, in a last column."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """What the record beside the predictions adds about the run."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of the predictions file."""
-        return (*COLUMNS, "source") if self.with_source else COLUMNS
+    with_source: bool = False  # also predict with the source model, in a last column
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what the record beside the predictions adds about the run
 
     def order(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the order in which the images are met."""
         count = len(self.images)
         return np.random.default_rng(self.seed).permutation(count) if self.shuffled else np.arange(count)
+
+    @property
+    def order_name(self) -> str:
+        """The order in words."""
+        return f"shuffled with seed {self.seed}" if self.shuffled else "sorted by name"
 
     def identity(self) -> dict[str, Any]:
         """Return everything that decides the stream, so that a run is never resumed on another one."""
@@ -74,16 +73,8 @@ class FolderRun:
             digest.update(part)
         return {
             "images": digest.hexdigest(), "preparation of images": asdict(self.transform), "classes": list(self.names),
-            "batch size": self.batch_size, "order": self._order_name(), "source column": self.with_source,
+            "batch size": self.batch_size, "order": self.order_name, "source column": self.with_source,
         }  # fmt: skip
-
-    def _order_name(self) -> str:
-        return f"shuffled with seed {self.seed}" if self.shuffled else "sorted by name"
-
-    def description(self) -> dict[str, Any]:
-        """Return what the record beside the predictions says about the run."""
-        known = {"classes": list(self.names), "batch_size": self.batch_size, "order": self._order_name()}
-        return known | {"seed": self.seed} | dict(self.facts)
 
 
 @dataclass
@@ -112,66 +103,74 @@ class FolderResult:
         return self.images + len(self.failed)
 
 
+def record_path(out: Path) -> Path:
+    """Return the path of the record of a predictions file."""
+    return out.with_suffix(".run.json")
+
+
+@dataclass
+class FolderRecord:
+    """Grows batch by batch and is written now and then; what `kept` returns continues it in a resumed run."""
+
+    seconds: float = 0.0
+    timed: int = 0  # images in these seconds
+    skipped_because: dict[str, int] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    work: Work = field(default_factory=Work)
+    source_work: Work = field(default_factory=Work)
+
+    def kept(self) -> dict[str, Any]:
+        """Return all that was counted from the first batch on."""
+        return {name: value for name, value in vars(self).items() if not isinstance(value, Work)}
+
+    def note(self, step: BatchResult[Any], guard: Guard | None) -> None:
+        """Add one batch."""
+        self.timed += len(step.predictions)
+        self.seconds += step.seconds
+        if (reason := step.skipped_because) is not None:
+            name = reason if reason in self.skipped_because or len(self.skipped_because) < _REASONS else "others"
+            self.skipped_because[name] = self.skipped_because.get(name, 0) + 1
+        if guard is not None:
+            fresh = [e for e in guard.events if e.batch == guard.batches][: max(0, _EVENTS - len(self.events))]
+            self.events += [{"batch": e.batch, "action": e.action, "reason": e.reason, "alarm": e.alarm} for e in fresh]
+
+    def write(self, path: Path, facts: Mapping[str, Any], model: AdaptiveModel) -> None:
+        """Put the record on the disk, whole or not at all."""
+        content = {
+            "format": 1,
+            **facts,
+            "method": model.method.info.name,
+            "settings": json.loads(json.dumps(model.stored_settings(), default=str)),
+            "guard": model.guard is not None,
+            "trainable_values": sum(parameter.numel() for parameter in model.method.trainable.values()),
+            "versions": environment(),
+            **self.kept(),
+            "gflops_per_image": self.work.gflops_per_image,
+            "source_gflops_per_image": self.source_work.gflops_per_image,
+            "peak_bytes": peak_memory(),
+        }
+        write_file(path, json.dumps(content, indent=1))
+
+
 def run_folder(
     run: FolderRun, model: AdaptiveModel, network: nn.Module, on_batch: Callable[[FolderResult], None]
 ) -> FolderResult:
     """Predict and adapt over the whole folder; `network` is the source model that `model` was made from."""
-    model, result, record, length = _resume(run, model, network)
-    if length is not None and result.position >= len(run.images):
+    loop = _FolderLoop(run, model, network)
+    result = loop.result
+    if loop.length is not None and result.position >= len(run.images):
         return result
     forget_peak()
-    with _predictions_file(run, length) as file, out_of_memory_says(partial(_where_memory_ran_out, run, result)):
+    with loop.predictions_file() as file, out_of_memory_says(loop.where_memory_ran_out):
         writer = csv.writer(file)
-        for step in online(model, _readable(run, result), record.work):
-            record.note(step, model.guard)
-            writer.writerows(_rows(run, model, network, step, result, record))
-            result.batches += 1
-            result.updates += step.skipped_because is None
+        for step in online(loop.model, loop.readable(), loop.record.work):
+            writer.writerows(loop.rows(step))
             if result.batches % run.save_every == 0:
-                _save(run, model, result, file, record)
+                loop.save(file)
             on_batch(result)
-        _save(run, model, result, file, record)
+        loop.save(file)
         on_batch(result)  # with the unreadable images at the end
     return result
-
-
-def _resume(
-    run: FolderRun, model: AdaptiveModel, network: nn.Module
-) -> tuple[AdaptiveModel, FolderResult, FolderRecord, int | None]:
-    """Return the model, how far an earlier run came, and how long the predictions file was then (None: a new run)."""
-    if run.snapshot is None or not run.snapshot.exists():
-        return model, FolderResult(), FolderRecord(), None
-    manifest = read_manifest(run.snapshot)
-    notes = manifest["notes"]
-    guard = None if model.guard is None else asdict(model.guard.settings)
-    job = notes["job"] if isinstance(notes.get("job"), dict) else {}  # version 0.1 kept a hash
-    stored = {"method": manifest["method"], "guard": manifest["guard"]} | job | manifest["settings"]
-    wanted = {"method": model.method.info.name, "guard": guard} | run.identity() | model.stored_settings()
-    other = [name for name, value in json.loads(json.dumps(wanted)).items() if stored.get(name) != value]
-    if other:
-        raise SnapshotError(
-            f"{run.snapshot} belongs to another run, which had other {', '.join(other)}; choose another --snapshot "
-            "folder, or remove it to start over"
-        )
-    if not run.out.is_file() or run.out.stat().st_size < notes["bytes"]:
-        raise DataError(f"{run.out} is shorter than when {run.snapshot} was saved; remove that snapshot to start over")
-    result = FolderResult(**notes["result"])
-    result.resumed = result.images
-    model = load(run.snapshot, network, source=model.source_batches, calibrate=model.calibration)
-    return model, result, FolderRecord(**notes.get("record", {})), notes["bytes"]
-
-
-@contextmanager
-def _predictions_file(run: FolderRun, length: int | None) -> Iterator[IO[str]]:
-    """Open the predictions file: new with its header, or cut back to the length that it had at the last save."""
-    run.out.parent.mkdir(parents=True, exist_ok=True)
-    with naming(run.out), run.out.open("w" if length is None else "r+", newline="") as file:
-        if length is None:
-            csv.writer(file).writerow(run.columns)
-        else:
-            file.seek(length)
-            file.truncate()
-        yield file
 
 
 @contextmanager
@@ -185,76 +184,108 @@ def out_of_memory_says(sentence: Callable[[], str]) -> Iterator[None]:
         raise InputError(sentence()) from error
 
 
-def _where_memory_ran_out(run: FolderRun, result: FolderResult) -> str:
-    """Say how far the run is and what to do; the last snapshot is left as it is."""
-    advice = f"memory ran out after {result.position} of {len(run.images)} images: use a smaller --batch-size than"
-    if run.snapshot is None or not run.snapshot.exists():
-        return f"{advice} {run.batch_size}"
-    return (
-        f"{advice} {run.batch_size} with another --snapshot folder; the same command again resumes from {run.snapshot}"
-    )
+class _FolderLoop:
+    """A run over a folder on its way, from its beginning or from where an earlier one was."""
 
+    def __init__(self, run: FolderRun, model: AdaptiveModel, network: nn.Module) -> None:
+        self.run, self.model, self.network = run, model, network
+        self.result, self.record = FolderResult(), FolderRecord()
+        self.length: int | None = None  # of the predictions file that is continued
+        if run.snapshot is not None and run.snapshot.exists():
+            self._resume(run.snapshot)
 
-def _readable(run: FolderRun, result: FolderResult) -> Iterator[tuple[Tensor, Batch]]:
-    """Yield the batches that are left; images that cannot be read are noted."""
-    left = run.order()[result.position :]
-    for batch in batches(run.images, left, run.transform, run.batch_size, workers=run.workers):
-        result.failed += [list(item) for item in batch.failed]
-        if len(batch):
-            yield batch.images, batch
+    def _resume(self, snapshot: Path) -> None:
+        run, model, manifest = self.run, self.model, read_manifest(snapshot)
+        notes = manifest["notes"]
+        guard = None if model.guard is None else asdict(model.guard.settings)
+        job = notes["job"] if isinstance(notes.get("job"), dict) else {}  # version 0.1 kept a hash
+        stored = {"method": manifest["method"], "guard": manifest["guard"]} | job | manifest["settings"]
+        wanted = {"method": model.method.info.name, "guard": guard} | run.identity() | model.stored_settings()
+        other = [name for name, value in json.loads(json.dumps(wanted)).items() if stored.get(name) != value]
+        if other:
+            raise SnapshotError(
+                f"{snapshot} belongs to another run, which had other {', '.join(other)}; choose another --snapshot "
+                "folder, or remove it to start over"
+            )
+        self.length = notes["bytes"]
+        if not run.out.is_file() or run.out.stat().st_size < notes["bytes"]:
+            raise DataError(f"{run.out} is shorter than when {snapshot} was saved; remove that snapshot to start over")
+        self.result, self.record = FolderResult(**notes["result"]), FolderRecord(**notes.get("record", {}))
+        self.result.resumed = self.result.images
+        self.model = load(snapshot, self.network, source=model.source_batches, calibrate=model.calibration)
 
+    @contextmanager
+    def predictions_file(self) -> Iterator[IO[str]]:
+        """Open the predictions file: new with its header, or cut back to the length that it had at the last save."""
+        out = self.run.out
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with naming(out), out.open("w" if self.length is None else "r+", newline="") as file:
+            if self.length is None:
+                csv.writer(file).writerow((*COLUMNS, "source") if self.run.with_source else COLUMNS)
+            else:
+                file.seek(self.length)
+                file.truncate()
+            yield file
 
-def _rows(
-    run: FolderRun, model: AdaptiveModel, network: nn.Module, step: BatchResult[Batch], result: FolderResult,
-    record: FolderRecord,
-) -> list[list[Any]]:  # fmt: skip
-    """Return a batch's lines of the predictions file, one for each image that the guard accepted."""
-    batch, rows = step.batch, []
-    accepted = _accepted(run, model, batch, result)
-    for place in accepted:
-        label, predicted = int(batch.labels[place]), step.predictions[place]
-        name = run.names[predicted] if predicted < len(run.names) else ""
-        known = run.names[label] if 0 <= label < len(run.names) else ""
-        where = run.images.location(int(batch.indices[place]))
-        rows.append([where, predicted, name, f"{step.confidences[place]:.6f}", known])
-        result.labelled += label >= 0
-        result.correct += label >= 0 and label == predicted
-    result.images += len(rows)
-    if run.with_source and rows:
-        _add_source(rows, network, batch.images[accepted], record)
-    return rows
+    def where_memory_ran_out(self) -> str:
+        """Say how far the run is and what to do; the last snapshot is left as it is."""
+        met, size, snapshot = self.result.position, self.run.batch_size, self.run.snapshot
+        advice = f"memory ran out after {met} of {len(self.run.images)} images: use a smaller --batch-size than {size}"
+        if snapshot is None or not snapshot.exists():
+            return advice
+        return f"{advice} with another --snapshot folder; the same command again resumes from {snapshot}"
 
+    def readable(self) -> Iterator[tuple[Tensor, Batch]]:
+        """Yield the batches that are left; images that cannot be read are noted."""
+        run, left = self.run, self.run.order()[self.result.position :]
+        for batch in batches(run.images, left, run.transform, run.batch_size, workers=run.workers):
+            self.result.failed += [list(item) for item in batch.failed]
+            if len(batch):
+                yield batch.images, batch
 
-def _accepted(run: FolderRun, model: AdaptiveModel, batch: Batch, result: FolderResult) -> list[int]:
-    """Return the positions of the images that the guard accepted; note those it excluded and what else it did."""
-    if model.guard is None:
-        return list(range(len(batch)))
-    excluded = model.last["set_aside"]
-    result.failed += [[run.images.location(int(batch.indices[row])), reason] for row, reason in excluded.items()]
-    result.guard = dict(model.guard.counts)
-    accepted = [row for row in range(len(batch)) if row not in excluded]
-    result.by_source += len(accepted) * (model.last["guard"]["answered_by"] == "source")
-    return accepted
+    def rows(self, step: BatchResult[Batch]) -> list[list[Any]]:
+        """Count a batch; return its lines of the predictions file, one for each image that the guard accepted."""
+        run, result, batch, guard = self.run, self.result, step.batch, self.model.guard
+        self.record.note(step, guard)
+        places = [run.images.location(index) for index in batch.indices.tolist()]
+        excluded = {} if guard is None else self.model.last["set_aside"]
+        result.failed += [[places[row], reason] for row, reason in excluded.items()]
+        accepted = [row for row in range(len(batch)) if row not in excluded]
+        if guard is not None:
+            result.guard = dict(guard.counts)
+            result.by_source += len(accepted) * (self.model.last["guard"]["answered_by"] == "source")
+        rows: list[list[Any]] = []
+        for row in accepted:
+            label, predicted = int(batch.labels[row]), step.predictions[row]
+            name, known = (run.names[i] if 0 <= i < len(run.names) else "" for i in (predicted, label))
+            rows.append([places[row], predicted, name, f"{step.confidences[row]:.6f}", known])
+            result.labelled += label >= 0
+            result.correct += label >= 0 and label == predicted
+        if run.with_source and rows:
+            for line, predicted in zip(rows, self._source_predictions(batch.images[accepted]), strict=True):
+                line.append(predicted)
+        result.images += len(rows)
+        result.batches += 1
+        result.updates += step.skipped_because is None
+        return rows
 
+    @torch.no_grad()
+    def _source_predictions(self, images: Tensor) -> list[int]:
+        training, device = self.network.training, next(self.network.parameters()).device
+        with self.record.source_work.counted(len(images)):
+            predictions: list[int] = logits_of(self.network.eval()(images.to(device))).argmax(dim=1).tolist()
+        self.network.train(training)
+        return predictions
 
-@torch.no_grad()
-def _add_source(rows: list[list[Any]], network: nn.Module, images: Tensor, record: FolderRecord) -> None:
-    """Add the source model's prediction to each line."""
-    training, device = network.training, next(network.parameters()).device
-    with record.source_work.counted(len(images)):
-        predictions = logits_of(network.eval()(images.to(device))).argmax(dim=1).tolist()
-    network.train(training)
-    for row, predicted in zip(rows, predictions, strict=True):
-        row.append(predicted)
-
-
-def _save(run: FolderRun, model: AdaptiveModel, result: FolderResult, file: IO[str], record: FolderRecord) -> None:
-    """Put the predictions on the disk, then the state that made them, then the record of both."""
-    file.flush()
-    os.fsync(file.fileno())
-    result.estimate = None if model.watch is None else model.estimate().as_dict()
-    told = asdict(result)
-    if run.snapshot is not None:
-        notes = {"job": run.identity(), "bytes": file.tell(), "result": told, "record": record.kept()}
-        model.save(run.snapshot, notes)
-    record.write(record_path(run.out), run.description() | {"result": told, "total": len(run.images)}, model)
+    def save(self, file: IO[str]) -> None:
+        """Put the predictions on the disk, then the state that made them, then the record of both."""
+        file.flush()
+        os.fsync(file.fileno())
+        run, model, record = self.run, self.model, self.record
+        self.result.estimate = None if model.watch is None else model.estimate().as_dict()
+        told = asdict(self.result)
+        if run.snapshot is not None:
+            notes = {"job": run.identity(), "bytes": file.tell(), "result": told, "record": record.kept()}
+            model.save(run.snapshot, notes)
+        known = {"classes": list(run.names), "batch_size": run.batch_size, "order": run.order_name, "seed": run.seed}
+        record.write(record_path(run.out), {**known, **run.facts, "result": told, "total": len(run.images)}, model)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpl.model.adaptive import AdaptiveModel
-from dpl.model.last import Last
 from dpl.runs.costs import Pace, Work
 
 __all__ = ["BatchResult", "OnlineResult", "evaluate", "online", "send"]
@@ -24,16 +23,12 @@ B = TypeVar("B")
 class BatchResult(Generic[B]):
     """What came of one batch."""
 
-    batch: B
-    """What was given beside the images, such as their labels."""
+    batch: B  # what was given beside the images, such as their labels
     predictions: list[int]
     confidences: list[float]
-    seconds: float
-    """Time inside the model, without loading; on a GPU with the copy of the images."""
-    skipped_because: str | None
-    """Why the model was not updated; None if it was."""
-    log_probabilities: Tensor | None = None
-    """Of all classes [B, C], in single precision."""
+    seconds: float  # inside the model, without loading; on a GPU with the copy of the images
+    skipped_because: str | None  # why the model was not updated; None if it was
+    log_probabilities: Tensor | None = None  # of all classes [B, C], in single precision
 
 
 def online(
@@ -44,9 +39,8 @@ def online(
     Images are sent to the model's device.
     """
     work = work or Work()
-    device = model.device
     for images, batch in batches:
-        images = send(images, device)
+        images = send(images, model.device)
         start = time.perf_counter()
         with work.counted(len(images)):
             logits = model(images) if pace is None else pace.run(model, images)
@@ -55,7 +49,9 @@ def online(
         seconds = time.perf_counter() - start
         logits = logits.float()
         confidences, predictions = torch.softmax(logits, dim=1).max(dim=1)
-        reason = "the stream did not wait" if pace is not None and pace.missed else _skipped_because(model.last)
+        reason = None if model.last.get("updated", False) else str(model.last.get("reason", "no reason was given"))
+        if pace is not None and pace.missed:
+            reason = "the stream did not wait"
         log_probabilities = torch.log_softmax(logits, dim=1)
         yield BatchResult(batch, predictions.tolist(), confidences.tolist(), seconds, reason, log_probabilities)
 
@@ -68,10 +64,6 @@ def send(images: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and not images.is_cuda:
         return images.pin_memory().to(device, non_blocking=True)
     return images.to(device)
-
-
-def _skipped_because(last: Last) -> str | None:
-    return None if last.get("updated", False) else str(last.get("reason", "no reason was given"))
 
 
 @dataclass

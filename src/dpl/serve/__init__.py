@@ -15,10 +15,10 @@ __all__ = ["create_app"]
 
 
 def create_app(*args: Any, **kwargs: Any) -> "FastAPI":
-    """Return the web application; the arguments are those of `dpl.serve.server.open_server`."""
-    for module in ("fastapi", "prometheus_client", "python_multipart"):
+    """Return the web application; the arguments are those of `dpl.serve.server.Server`."""
+    for module in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
         optional(module, "serve")
     from dpl.serve.app import make_app
-    from dpl.serve.server import open_server
+    from dpl.serve.server import Server
 
-    return make_app(open_server(*args, **kwargs))
+    return make_app(Server(*args, **kwargs))

@@ -5,9 +5,11 @@ import base64
 import hashlib
 import os
 import re
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -18,14 +20,16 @@ from starlette.responses import Response
 from torch import Tensor
 
 import dpl
-from dpl.serve import schemas
-from dpl.serve.images import INFER, Body
-from dpl.serve.jobs import RUN, AdaptChoice, Delete, Job, Predict, Reset, Rollback, Snapshot
-from dpl.serve.middleware import RequestFilter, check_stream_id
+from dpl.serve import live, schemas
+from dpl.serve.decoding import INFER, Body
+from dpl.serve.middleware import RequestFilter
 from dpl.serve.schemas import NoStream, Overloaded, SafeJSON
 from dpl.serve.server import Server
+from dpl.serve.store import check_stream_id
 
 __all__ = ["make_app"]
+
+_RUN = uuid.uuid4().hex[:12]  # another one after a restart, when numbers of jobs may be used again
 
 
 def make_app(server: Server) -> FastAPI:
@@ -102,7 +106,7 @@ class _Routes:
         self,
         request: Request,
         stream_id: StreamId,
-        adapt: AdaptChoice = "auto",
+        adapt: live.AdaptChoice = "auto",
         top: Annotated[int, Query(ge=1, le=100)] = 1,
         probabilities: bool = False,
     ) -> Response:
@@ -113,19 +117,41 @@ class _Routes:
         """
         kind, shape = request.headers.get("content-type", ""), request.headers.get("x-shape")
         images, _ = await self._decoded(request, kind, shape)
-        job = Predict(request.state.request_id, images, adapt, top, probabilities)
-        return SafeJSON(await self._do(request, stream_id, job, create=True))
+        act = partial(live.predict, images=images, adapt=adapt, top=top, probabilities=probabilities)
+        return SafeJSON(await self._do(request, stream_id, act, create=True))
 
-    async def infer(self, request: Request, stream_id: StreamId, adapt: AdaptChoice = "auto") -> Response:
+    async def infer(self, request: Request, stream_id: StreamId, adapt: live.AdaptChoice = "auto") -> Response:
         """Predict and adapt as `predict` does, for clients of the Open Inference Protocol; a stream is a model."""
         images, facts = await self._decoded(request, INFER, request.headers.get("inference-header-content-length"))
-        job = Predict(request.state.request_id, images, adapt, probabilities=True)
-        result = await self._do(request, stream_id, job, create=True)
-        return SafeJSON(schemas.infer_answer(stream_id, result, self._server.about["outputs"]) | facts)
+        act = partial(live.predict, images=images, adapt=adapt, probabilities=True)
+        result = await self._do(request, stream_id, act, create=True)
+        rows, outputs = result["predictions"], self._server.about["outputs"]
+        values = [value for row in rows for value in row.get("probabilities") or [0.0] * outputs]
+        labels = [-1 if row["class"] is None else row["class"] for row in rows]
+        answer = {
+            "model_name": stream_id,
+            "id": result["request_id"],
+            "parameters": {"seq": result["seq"], "adaptation": result["adaptation"]["status"]},
+            "outputs": [
+                {"name": "probabilities", "datatype": "FP32", "shape": [len(rows), outputs], "data": values},
+                {"name": "class", "datatype": "INT64", "shape": [len(rows)], "data": labels},
+            ],
+        }
+        return SafeJSON(answer | facts)
 
     async def model(self, stream_id: StreamId) -> Response:
         """Describe the model of a stream for clients of the Open Inference Protocol."""
-        return SafeJSON(schemas.model_answer(stream_id, self._server.about))
+        about = {
+            "name": stream_id,
+            "versions": [],
+            "platform": "dpl",
+            "inputs": [{"name": "images", "datatype": "FP32", "shape": [-1, *self._server.about["shape"]]}],
+            "outputs": [
+                {"name": "probabilities", "datatype": "FP32", "shape": [-1, self._server.about["outputs"]]},
+                {"name": "class", "datatype": "INT64", "shape": [-1]},
+            ],
+        }
+        return SafeJSON(about)
 
     async def protocol(self) -> Response:
         """Name the server for clients of the Open Inference Protocol."""
@@ -133,43 +159,45 @@ class _Routes:
 
     async def snapshot(self, request: Request, stream_id: StreamId) -> Response:
         """Write a snapshot of the stream to disk; manual snapshots are counted separately from automatic ones."""
-        return SafeJSON(await self._do(request, stream_id, Snapshot(request.state.request_id)))
+        return SafeJSON(await self._do(request, stream_id, live.snapshot, needs_disk=True))
 
     async def rollback(
         self, request: Request, stream_id: StreamId, body: schemas.RollbackRequest | None = None
     ) -> Response:
         """Return to a snapshot: the newest one of an earlier state, or the one named by `to`."""
-        job = Rollback(request.state.request_id, body.to if body else None)
-        return SafeJSON(await self._do(request, stream_id, job))
+        act = partial(live.rollback, to=body.to if body else None)
+        return SafeJSON(await self._do(request, stream_id, act))
 
     async def reset(self, request: Request, stream_id: StreamId) -> Response:
         """Return the stream to the source model, exactly."""
-        return SafeJSON(await self._do(request, stream_id, Reset(request.state.request_id)))
+        return SafeJSON(await self._do(request, stream_id, live.reset))
 
     async def delete(self, request: Request, stream_id: StreamId) -> Response:
         """Delete the stream, in memory and on disk."""
-        return SafeJSON(await self._do(request, stream_id, Delete(request.state.request_id)))
+        return SafeJSON(await self._do(request, stream_id, live.delete, needs_disk=True))
 
     async def status(self, stream_id: StreamId) -> Response:
         """Return the status of a stream."""
-        status = self._engine.describe(self._engine.find(stream_id))
-        names = await asyncio.to_thread(self._engine.context.store.names, stream_id)
+        status = self._engine.find(stream_id).describe(self._server)
+        names = await asyncio.to_thread(self._server.store.names, stream_id)
         return SafeJSON({**status, "snapshots": [name._asdict() for name in names]})
 
     async def events(self, stream_id: StreamId, after: int = 0) -> Response:
         """Return the most recent events of a stream."""
-        return SafeJSON({"stream": stream_id, "run": RUN, "events": self._engine.find(stream_id).events(after)})
+        return SafeJSON({"stream": stream_id, "run": _RUN, "events": self._engine.find(stream_id).events(after)})
 
     async def list_streams(self, request: Request, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Response:
         """List the streams, most recently used first."""
         streams = [stream for stream in self._engine.streams() if stream.id.startswith(request.state.prefix)]
         streams.sort(key=lambda stream: stream.used, reverse=True)
-        return SafeJSON({"streams": [*map(self._engine.describe, streams[:limit])], "total": len(streams)})
+        return SafeJSON(
+            {"streams": [stream.describe(self._server) for stream in streams[:limit]], "total": len(streams)}
+        )
 
     async def about(self) -> Response:
         """Return the model, how it adapts, and the limits."""
         limits = {key: value for key, value in vars(self._server.settings).items() if key != "state"}
-        facts = {"run": RUN, "process": os.getpid(), "version": dpl.__version__, "limits": limits}
+        facts = {"run": _RUN, "process": os.getpid(), "version": dpl.__version__, "limits": limits}
         return SafeJSON({**self._server.about, **facts})
 
     async def metrics(self, request: Request) -> Response:
@@ -197,20 +225,26 @@ class _Routes:
         except TimeoutError:
             raise Overloaded(503, f"not decoded within {timeout} s", 5) from None
 
-    async def _do(self, request: Request, stream_id: str, job: Job, *, create: bool = False) -> dict[str, Any]:
-        """Queue a job, wait for its result, then for what it writes; both no longer than `timeout`."""
-        timeout = self._server.settings.timeout
-        with self._engine.admit(stream_id, request.state.prefix, create=create) as stream:
-            self._engine.submit(stream, job)
+    async def _do(
+        self, request: Request, stream_id: str, act: live.Act, *, create: bool = False, needs_disk: bool = False
+    ) -> dict[str, Any]:
+        """Queue a job, wait for its result, then for what it writes; both no longer than `timeout`.
+
+        If the request `needs_disk`, it fails if that cannot be written.
+        """
+        timeout, every = self._server.settings.timeout, self._server.settings.snapshot_every
+        request_id = request.state.request_id
+        job = live.Job(request_id, act)
+        with self._engine.admit(stream_id, request.state.prefix, job, create=create) as stream:
             result = asyncio.wrap_future(job.future)
             try:
                 await asyncio.wait({result}, timeout=timeout)
                 if not result.done() and self._engine.cancel(stream, job):
                     raise Overloaded(503, f"not started within {timeout} s", 5)
                 await asyncio.wait({result})
-                facts = result.result()
+                facts = {"request_id": request_id, "run": _RUN, "snapshot_every": every, **result.result()}
                 if job.written is not None:
-                    durable = await _is_written(job.written, job.needs_disk, timeout)
+                    durable = await _is_written(job.written, needs_disk, timeout)
                     facts |= {"durable": durable, "durable_through": stream.durable_through}
             except asyncio.CancelledError:  # the client has left, or the time of a stop runs out
                 dropped = self._engine.cancel(stream, job)
@@ -226,21 +260,22 @@ async def _is_written(future: "Future[None]", needed: bool, timeout: float) -> b
     """Wait until what a job writes is on disk; raise an error if it is `needed` and is not."""
     written = asyncio.wrap_future(future)
     await asyncio.wait({written}, timeout=timeout)
-    if not written.done():
-        if needed:
-            raise Overloaded(503, f"the disk is slow: not written within {timeout} s; it follows", 10)
-        return False
+    if needed and not written.done():
+        raise Overloaded(503, f"the disk is slow: not written within {timeout} s; it follows", 10)
     if needed:
         written.result()
-    return written.exception() is None
+    return written.done() and written.exception() is None
 
 
 def _page(name: str) -> Callable[[], Awaitable[Response]]:
     """Return a page in one file; its policy allows its own script and style, and nothing from other sites."""
     html = files("dpl.serve").joinpath(name).read_text()
-    script, style = _hash(html, "script"), _hash(html, "style")
+    hashes = []
+    for tag in ("script", "style"):
+        (block,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, flags=re.DOTALL)
+        hashes.append(base64.b64encode(hashlib.sha256(block.encode()).digest()).decode())
     policy = (
-        f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; "
+        f"default-src 'none'; script-src 'sha256-{hashes[0]}'; style-src 'sha256-{hashes[1]}'; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
@@ -248,8 +283,3 @@ def _page(name: str) -> Callable[[], Awaitable[Response]]:
         return Response(html, media_type="text/html", headers={"Content-Security-Policy": policy})
 
     return page
-
-
-def _hash(html: str, tag: str) -> str:
-    (block,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, flags=re.DOTALL)
-    return f"'sha256-{base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()}'"

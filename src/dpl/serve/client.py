@@ -1,9 +1,4 @@
-"""A client of `dpl serve`; it imports only the standard library.
-
-from dpl.serve.client import Client
-camera = Client("http://127.0.0.1:8000", token="...").stream("camera-7")
-camera.predict(["a.jpg", "b.jpg"])["predictions"]
-"""
+"""A client of `dpl serve`; it imports only the standard library."""
 
 import json
 import time
@@ -69,17 +64,18 @@ class Client:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
             self._url + path, data=body, method=method, headers={**self._headers, **(headers or {})}
         )
-        for attempt in range(self._retries + 1):
+        retries = self._retries
+        while True:
             try:
                 with urllib.request.urlopen(request, timeout=self._timeout) as response:  # noqa: S310
                     return json.load(response)  # type: ignore[no-any-return]
             except urllib.error.HTTPError as error:
-                if error.code not in (429, 503) or attempt == self._retries:
+                if error.code not in (429, 503) or retries <= 0:
                     raise ServeError(error.code, _message(error)) from None
+                retries -= 1
                 time.sleep(min(_LONGEST_WAIT, float(error.headers.get("Retry-After", "1"))))
             except urllib.error.URLError as error:
                 raise ServeError(0, f"{self._url}: {error.reason}") from error
-        raise ServeError(0, "no attempt was made; expected retries of at least 0")
 
 
 class StreamClient:
@@ -90,17 +86,11 @@ class StreamClient:
         self._path = f"/v1/streams/{urllib.parse.quote(name, safe='')}"
 
     def predict(
-        self,
-        images: "Images | np.ndarray[Any, Any]",
-        *,
-        adapt: str = "auto",
-        top: int = 1,
-        probabilities: bool = False,
+        self, images: "Images | np.ndarray[Any, Any]", *, adapt: str = "auto", top: int = 1, probabilities: bool = False
     ) -> dict[str, Any]:
         """Predict image files (paths or their bytes) or an array [N, 3, H, W] of values in 0..1, and adapt to them."""
         query = urllib.parse.urlencode({"adapt": adapt, "top": top, "probabilities": str(probabilities).lower()})
-        encode: Any = _raw if hasattr(images, "astype") else _form
-        body, headers = encode(images)
+        body, headers = _encoded(images)
         return self._client.request("POST", f"{self._path}/predict?{query}", body, headers)
 
     def status(self) -> dict[str, Any]:
@@ -129,22 +119,20 @@ class StreamClient:
         return self._client.request("DELETE", self._path)
 
 
-def _raw(array: "np.ndarray[Any, Any]") -> tuple[bytes, dict[str, str]]:
-    shape = ",".join(map(str, array.shape))
-    return array.astype("<f4").tobytes(), {"Content-Type": "application/octet-stream", "X-Shape": shape}
-
-
-def _form(images: Images) -> tuple[bytes, dict[str, str]]:
+def _encoded(images: Any) -> tuple[bytes, dict[str, str]]:
+    """Return the body with the images, an array or a form of files, and the headers that describe it."""
+    if hasattr(images, "astype"):
+        headers = {"Content-Type": "application/octet-stream", "X-Shape": ",".join(map(str, images.shape))}
+        return images.astype("<f4").tobytes(), headers
     if isinstance(images, (str, bytes, PathLike)):
         raise InputError("images is one file: expected a list of paths or of bytes, or an array")
-    boundary = uuid.uuid4().hex
-    parts = []
+    boundary, body = uuid.uuid4().hex, bytearray()
     for i, image in enumerate(images):
         data = image if isinstance(image, bytes) else Path(image).read_bytes()
         head = f'--{boundary}\r\nContent-Disposition: form-data; name="images"; filename="{i}"\r\n\r\n'
-        parts += [head.encode(), data, b"\r\n"]
-    parts.append(f"--{boundary}--\r\n".encode())
-    return b"".join(parts), {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+        body += head.encode() + data + b"\r\n"
+    body += f"--{boundary}--\r\n".encode()
+    return bytes(body), {"Content-Type": f"multipart/form-data; boundary={boundary}"}
 
 
 def _message(error: urllib.error.HTTPError) -> str:

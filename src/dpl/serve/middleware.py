@@ -1,4 +1,4 @@
-"""Checks that every request passes before the application sees it, and headers that every response carries."""
+"""Limits of connections, checks of requests before the application sees them, headers that every response carries."""
 
 import asyncio
 import hashlib
@@ -6,25 +6,28 @@ import hmac
 import ipaddress
 import logging
 import re
+import sys
 import time
-import uuid
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
+import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dpl.core.errors import InputError, SettingError
-from dpl.serve.metrics import Metrics
-from dpl.serve.schemas import Overloaded, handle_error
+from dpl.core.errors import SettingError
+from dpl.serve.monitoring import Metrics
+from dpl.serve.schemas import Overloaded, error_answer, handle_error
 from dpl.serve.settings import ServeSettings
-from dpl.serve.store import is_stream_id
 
-__all__ = ["RequestFilter", "Tokens", "check_stream_id", "is_loopback", "replay", "require_token", "same_site"]
+__all__ = ["RequestFilter", "Tokens", "limited_protocol", "replay", "require_token", "same_site"]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHORTEST_TOKEN = 16
@@ -86,17 +89,13 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine only."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def require_token(host: str, tokens: Tokens | None) -> None:
     """Refuse to serve other machines without a token."""
-    if tokens is None and not is_loopback(host):
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if tokens is None and not local:
         raise SettingError(
             f"--host {host} can be reached from other machines: give --token-file FILE (a line of at least "
             f"{_SHORTEST_TOKEN} characters), or serve on 127.0.0.1"
@@ -113,16 +112,6 @@ def same_site(host: str, origin: str | None) -> bool:
     return name.strip("[]") in _LOCAL_NAMES and (origin is None or origin.split("://", 1)[-1] == host)
 
 
-def check_stream_id(stream_id: str) -> str:
-    """Return a valid stream name, or raise."""
-    if not is_stream_id(stream_id):
-        raise InputError(
-            f"stream {stream_id[:100]!r}: expected 1 to 100 letters, digits, '.', '_' or '-', "
-            "the first and last a letter or digit"
-        )
-    return stream_id
-
-
 class RequestFilter:
     """The outermost layer of the application: every request passes the same checks in the same order.
 
@@ -131,89 +120,137 @@ class RequestFilter:
     """
 
     def __init__(self, app: ASGIApp, settings: ServeSettings, tokens: Tokens | None, metrics: Metrics) -> None:
-        self._app, self._settings, self._tokens, self._metrics = app, settings, tokens, metrics
-        self._requests: Counter[str] = Counter()  # in progress, by tenant
-        self._uploads: Counter[str] = Counter()  # bytes of their bodies
+        self.app, self.settings, self.tokens, self.metrics = app, settings, tokens, metrics
+        self.requests: Counter[str] = Counter()  # in progress, by tenant
+        self.uploads: Counter[str] = Counter()  # bytes of their bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, then pass it on or refuse it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        exchange = _Exchange(scope, receive, send, self._metrics)
+        if scope["type"] == "http":
+            await _Exchange(self, scope, receive, send).run()
+        else:
+            await self.app(scope, receive, send)
+
+
+class _Exchange:
+    """One request and its response."""
+
+    def __init__(self, outer: RequestFilter, scope: Scope, receive: Receive, send: Send) -> None:
+        self._outer, self._settings = outer, outer.settings
+        self._scope, self._receive, self._send = scope, receive, send
+        self._path, self._headers = scope["path"], Headers(scope=scope)
+        given = self._headers.get("x-request-id", "")
+        self._id = scope.setdefault("state", {})["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+        largest = self._settings.max_body  # only images need a large body
+        self._limit = largest if self._path.endswith(("/predict", "/infer")) else min(largest, _SMALL_BODY)
+        self._start = time.monotonic()
+        self._complete = self._started = False
+        self._size = 0  # bytes of the body that were kept
+
+    async def run(self) -> None:
+        """Check the request, pass it on, and see to an error."""
         try:
-            self._check_header(scope, exchange.headers)
-            with self._in_progress(exchange) as tenant:
-                body = await self._body(exchange, tenant)
-                await _unless_gone(self._app(scope, replay(body), exchange.send), receive)
+            self._check_header()
+            await self._pass_on(_NOBODY if self._path in _PUBLIC else self._scope["state"]["prefix"])
         except ClientDisconnect:
             return
         except Exception as error:
             if not isinstance(error, HTTPException):
-                stream = scope.get("path_params", {}).get("stream_id")
-                _log.exception("request %s", scope["state"]["request_id"], extra={"stream": stream})
+                stream = self._scope.get("path_params", {}).get("stream_id")
+                _log.exception("request %s", self._id, extra={"stream": stream})
                 error = HTTPException(500, "unexpected error; the log has details")
-            if not exchange.started:
-                await handle_error(Request(scope), error)(scope, exchange.receive, exchange.send)
+            if not self._started:
+                await handle_error(Request(self._scope), error)(self._scope, self._next, self._respond)
 
-    def _check_header(self, scope: Scope, headers: Headers) -> None:
+    def _check_header(self) -> None:
         """Refuse what can be refused by the header alone; note which streams the caller may see."""
-        settings, path = self._settings, scope["path"]
+        settings, headers, tokens = self._settings, self._headers, self._outer.tokens
         size = sum(len(name) + len(value) for name, value in headers.raw)
         if len(headers.raw) > settings.max_header_fields or size > settings.max_header:
             raise HTTPException(431, f"a header of {len(headers.raw)} fields and {size} bytes is too long", _CLOSE)
-        if scope["state"].get("surplus") and path not in _HEALTH:
+        if self._scope["state"].get("surplus") and self._path not in _HEALTH:
             raise HTTPException(503, "too many connections", {"Retry-After": "5", **_CLOSE})
-        if self._tokens is None and not same_site(headers.get("host", ""), headers.get("origin")):
+        if tokens is None and not same_site(headers.get("host", ""), headers.get("origin")):
             raise HTTPException(403, "requests from other sites are refused", _CLOSE)
-        prefix = "" if self._tokens is None else self._tokens.prefix(headers.get("authorization", ""))
-        if prefix is None and path not in _PUBLIC:
+        prefix = "" if tokens is None else tokens.prefix(headers.get("authorization", ""))
+        if prefix is None and self._path not in _PUBLIC:
             ask = {"WWW-Authenticate": "Bearer", **_CLOSE}
             raise HTTPException(401, "expected a header Authorization: Bearer TOKEN", ask)
-        scope["state"]["prefix"] = _NOBODY if prefix is None else prefix
-        length, limit = headers.get("content-length", "0"), self._largest_body(path)
-        if length.isdecimal() and int(length) > limit:
-            raise HTTPException(413, f"{length} bytes; the limit is {limit}")
+        self._scope["state"]["prefix"] = _NOBODY if prefix is None else prefix
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._limit:
+            raise HTTPException(413, f"{length} bytes; the limit is {self._limit}")
 
-    def _largest_body(self, path: str) -> int:
-        """Return the limit of a body in bytes; only images need a large one."""
-        largest = self._settings.max_body
-        return largest if path.endswith(("/predict", "/infer")) else min(largest, _SMALL_BODY)
-
-    @contextmanager
-    def _in_progress(self, exchange: "_Exchange") -> Iterator[str]:
-        """Count a request and its bytes while the block runs; the operator's own, without a prefix, have no limit."""
-        limit = self._settings.requests_per_token
-        tenant = _NOBODY if exchange.scope["path"] in _PUBLIC else exchange.scope["state"]["prefix"]
-        if tenant not in ("", _NOBODY) and self._requests[tenant] >= limit:
+    async def _pass_on(self, tenant: str) -> None:
+        """Let the application run, within the tenant's quota; the operator's own, without a prefix, have no limit."""
+        outer, limit = self._outer, self._settings.requests_per_token
+        if tenant not in ("", _NOBODY) and outer.requests[tenant] >= limit:
             raise Overloaded(429, f"{limit} requests of this token are in progress (requests_per_token)", 1)
-        self._requests[tenant] += 1
+        outer.requests[tenant] += 1
         try:
-            yield tenant
+            body = await self._body(tenant)
+            await _unless_gone(outer.app(self._scope, replay(body), self._respond), self._receive)
         finally:
-            self._requests[tenant] -= 1
-            self._uploads[tenant] -= exchange.size
+            outer.requests[tenant] -= 1
+            outer.uploads[tenant] -= self._size
 
-    async def _body(self, exchange: "_Exchange", tenant: str) -> bytes:
+    async def _body(self, tenant: str) -> bytes:
         """Read a body that is neither too large nor too slow, and fits into the tenant's share of the memory."""
-        settings, parts = self._settings, []
-        limit, start = self._largest_body(exchange.scope["path"]), asyncio.get_running_loop().time()
-        while not exchange.complete:
-            patience = min(settings.timeout, settings.header_timeout + exchange.size / settings.min_rate)
+        settings, parts, start = self._settings, [], asyncio.get_running_loop().time()
+        while not self._complete:
+            patience = min(settings.timeout, settings.header_timeout + self._size / settings.min_rate)
             try:
                 async with asyncio.timeout_at(start + patience):
-                    part = (await exchange.receive()).get("body", b"")
+                    part = (await self._next()).get("body", b"")
             except TimeoutError:
-                reason = f"{exchange.size} bytes of the body arrived within {patience:.1f} s, which is too slow"
+                reason = f"{self._size} bytes of the body arrived within {patience:.1f} s, which is too slow"
                 raise HTTPException(408, reason, {"Retry-After": "1", **_CLOSE}) from None
             parts.append(part)
-            exchange.size += len(part)
-            self._uploads[tenant] += len(part)
-            if exchange.size > limit:
-                raise HTTPException(413, f"more than {limit} bytes")
-            if exchange.size and self._uploads[tenant] > settings.uploads_per_token:
+            self._size += len(part)
+            self._outer.uploads[tenant] += len(part)
+            if self._size > self._limit:
+                raise HTTPException(413, f"more than {self._limit} bytes")
+            if self._size and self._outer.uploads[tenant] > settings.uploads_per_token:
                 raise Overloaded(429, "too many bytes of this token are in memory (uploads_per_token)", 1)
         return b"".join(parts)
+
+    async def _next(self) -> Message:
+        """Return the next part of the body."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._complete = True
+            raise ClientDisconnect
+        self._complete = not message.get("more_body", False)
+        return message
+
+    async def _respond(self, message: Message) -> None:
+        """Pass on a part of the response.
+
+        If the client is still sending, the rest of its body is read before the response ends; otherwise it would see a
+        reset connection instead of the response. With `Expect` it waits for an answer first.
+        """
+        headers = self._headers
+        sends = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        if message["type"] == "http.response.start":
+            self._started = True
+            self._label(message)
+        elif not message.get("more_body", False) and not self._complete and sends and "expect" not in headers:
+            await self._send({**message, "more_body": True})
+            with suppress(TimeoutError, ClientDisconnect):
+                async with asyncio.timeout(_DRAIN_SECONDS):
+                    while not self._complete:
+                        await self._next()
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await self._send(message)
+
+    def _label(self, message: Message) -> None:
+        """Add headers to the response, and count it."""
+        headers, metrics = MutableHeaders(scope=message), self._outer.metrics
+        for name, value in {"X-Request-ID": self._id, **_HEADERS}.items():
+            headers.setdefault(name, value)
+        endpoint = getattr(self._scope.get("route"), "path", "none")
+        metrics.requests.labels(endpoint, str(message["status"])).inc()
+        metrics.seconds.labels(endpoint).observe(time.monotonic() - self._start)
 
 
 def replay(body: bytes) -> Receive:
@@ -225,8 +262,14 @@ def replay(body: bytes) -> Receive:
 
 async def _unless_gone(work: Awaitable[None], receive: Receive) -> None:
     """Do the work, but cancel it when the client disconnects."""
-    running, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnection(receive))
-    gone.add_done_callback(lambda _: running.cancel())
+    running = asyncio.ensure_future(work)
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        running.cancel()
+
+    gone = asyncio.ensure_future(watch())
     try:
         await running
     except asyncio.CancelledError:
@@ -236,60 +279,94 @@ async def _unless_gone(work: Awaitable[None], receive: Receive) -> None:
         gone.cancel()
 
 
-async def _disconnection(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def limited_protocol(settings: ServeSettings) -> type[H11Protocol]:
+    """Return the protocol class for `uvicorn.Config(http=...)`."""
+    room = settings.connections
+    if sys.platform != "win32":
+        import resource
+
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        room = room if files == resource.RLIM_INFINITY else min(room, files // 2)  # the rest is for snapshots, logs ...
+    return type("LimitedProtocol", (_LimitedProtocol,), {"settings": settings, "room": room})
 
 
-class _Exchange:
-    """One request and its response: notes when the body is complete, adds headers, counts."""
+class _LimitedProtocol(H11Protocol):
+    """Where there are too many connections, the one that waits longest without a request makes room.
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: Metrics) -> None:
-        self.scope, self._receive, self._send, self._metrics = scope, receive, send, metrics
-        self.headers = Headers(scope=scope)
-        given = self.headers.get("x-request-id", "")
-        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = self.request_id
-        self._start = time.monotonic()
-        self.complete = self.started = False
-        self.size = 0  # bytes of the body that were kept
+    If all of them have requests, the new one is marked as `surplus`: only health is answered there.
+    """
 
-    async def receive(self) -> Message:
-        """Pass on a part of the body."""
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            self.complete = True
-            raise ClientDisconnect
-        self.complete = not message.get("more_body", False)
-        return message
+    settings: ServeSettings
+    room: int
 
-    async def send(self, message: Message) -> None:
-        """Pass on a part of the response.
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the time for the header, and close another connection if there are too many."""
+        super().connection_made(transport)
+        self._waiting_since = self.loop.time()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._watch_header()
+        self._make_room()
 
-        If the client is still sending, the rest of its body is read before the response ends; otherwise it would see a
-        reset connection instead of the response.
-        """
-        if message["type"] == "http.response.start":
-            self.started = True
-            self._label(message)
-        elif not message.get("more_body", False) and not self.complete and self._has_body():
-            await self._send({**message, "more_body": True})
-            with suppress(TimeoutError, ClientDisconnect):
-                async with asyncio.timeout(_DRAIN_SECONDS):
-                    while not self.complete:
-                        await self.receive()
-            message = {"type": "http.response.body", "body": b"", "more_body": False}
-        await self._send(message)
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the time."""
+        self._stop_watching()
+        super().connection_lost(exc)
 
-    def _has_body(self) -> bool:
-        """Return whether a body follows; with `Expect` its sender waits for an answer first."""
-        given = self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
-        return given and "expect" not in self.headers
+    def data_received(self, data: bytes) -> None:
+        """Read; the time for a header runs from its first byte to its last."""
+        super().data_received(data)
+        self._watch_header()
 
-    def _label(self, message: Message) -> None:
-        headers = MutableHeaders(scope=message)
-        for name, value in {"X-Request-ID": self.request_id, **_HEADERS}.items():
-            headers.setdefault(name, value)
-        endpoint = getattr(self.scope.get("route"), "path", "none")
-        self._metrics.requests.labels(endpoint, str(message["status"])).inc()
-        self._metrics.seconds.labels(endpoint).observe(time.monotonic() - self._start)
+    def on_response_complete(self) -> None:
+        """Note since when the connection has no request."""
+        self._waiting_since = self.loop.time()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, or has too long a header (431), in the form of all errors."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            status = int(getattr(sys.exc_info()[1], "error_status_hint", 400))
+            answer = error_answer(status, "the header is too long" if status == 431 else msg, "")
+            headers = [*answer.raw_headers, (b"connection", b"close")]
+            for event in (
+                h11.Response(status_code=status, headers=headers),
+                h11.Data(data=bytes(answer.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the client waits for a response; without a valid token it never does for long."""
+        return self.cycle is not None and not self.cycle.response_started and not self.flow.write_paused
+
+    def _watch_header(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.settings.header_timeout, self.transport.abort)
+
+    def _stop_watching(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _make_room(self) -> None:
+        others: list[Any] = [c for c in self.connections if c is not self and not c.transport.is_closing()]
+        addresses = Counter(_address(other) for other in others)
+        if addresses[_address(self)] >= self.settings.connections_per_address:
+            crowd = _address(self)
+        elif len(others) >= self.room:
+            crowd = addresses.most_common(1)[0][0]
+        else:
+            return
+        waiting = [other for other in others if _address(other) == crowd and not other.is_busy]
+        if waiting:
+            min(waiting, key=lambda other: other._waiting_since).transport.abort()
+        else:
+            self.app_state = {**self.app_state, "surplus": True}
+
+
+def _address(connection: Any) -> str:
+    return connection.client[0] if connection.client else ""

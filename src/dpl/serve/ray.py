@@ -1,8 +1,7 @@
 """A server in several processes, on one machine or several: Ray Serve starts, places and restarts them.
 
 Each process is a deployment with one replica: a complete server with a state folder of its own. A stream belongs to the
-replica that its name hashes to, so each stream has one writer. A router passes every request on to the owner. If a
-replica dies, Ray restarts it and it reads its streams from its folder; until then, requests for them wait or get 503.
+replica that its name hashes to, so each stream has one writer. A router passes every request on to the owner.
 """
 
 import asyncio
@@ -26,9 +25,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dpl.core.errors import SettingError
 from dpl.core.extras import optional
 from dpl.serve.app import make_app
-from dpl.serve.metrics import Metrics
 from dpl.serve.middleware import RequestFilter, Tokens, replay
-from dpl.serve.schemas import Overloaded, SafeJSON, handle_error
+from dpl.serve.monitoring import Metrics
+from dpl.serve.schemas import Overloaded, SafeJSON
 from dpl.serve.server import Server
 from dpl.serve.settings import RaySettings, ServeSettings
 
@@ -62,7 +61,7 @@ def check_folder(state: Path, count: int) -> None:
 
 
 class Router:
-    """Passes a request on to the owner of its stream.
+    """Passes a request on to the owner of its stream; the `RequestFilter` around it responds to errors.
 
     The list of streams is that of all replicas. Every other page is that of replica 0, or of `?replica=NUMBER`.
     """
@@ -72,26 +71,21 @@ class Router:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
-        request = Request(scope, receive)
-        try:
-            response = await self._respond(request, await request.body())
-        except HTTPException as error:
-            response = handle_error(request, error)
-        await response(scope, receive, send)
-
-    async def _respond(self, request: Request, body: bytes) -> Response:
-        headers = MutableHeaders(raw=list(request.scope["headers"]))
+        request, path = Request(scope, receive), scope["path"]
+        body, headers = await request.body(), MutableHeaders(raw=list(scope["headers"]))
         headers["x-request-id"] = request.state.request_id
-        kept = {key: request.scope[key] for key in ("type", "method", "path", "query_string")}  # can be sent elsewhere
-        scope = {**kept, "http_version": "1.1", "scheme": "http", "headers": headers.raw}
-        if stream := _STREAM.match(scope["path"]):
-            return await self._ask(owner(stream[1], self._count), scope, body)
-        if scope["path"] == "/v1/streams":
-            return await self._list_streams(scope, body)
+        kept = {key: scope[key] for key in ("type", "method", "path", "query_string")}  # can be sent elsewhere
+        passed = {**kept, "http_version": "1.1", "scheme": "http", "headers": headers.raw}
         given = request.query_params.get("replica", "0")
-        if given not in map(str, range(self._count)):
+        if stream := _STREAM.match(path):
+            response = await self._ask(owner(stream[1], self._count), passed, body)
+        elif path == "/v1/streams":
+            response = await self._list_streams(passed, body)
+        elif given in map(str, range(self._count)):
+            response = await self._ask(int(given), passed, body)
+        else:
             raise HTTPException(422, f"replica={given[:20]}: expected 0 to {self._count - 1}")
-        return await self._ask(int(given), scope, body)
+        await response(scope, receive, send)
 
     async def _list_streams(self, scope: Scope, body: bytes) -> Response:
         responses = await asyncio.gather(*(self._ask(index, scope, body) for index in range(self._count)))
@@ -190,25 +184,19 @@ def serve_on_ray(
     try:
         serve.start(http_options={"location": "HeadOnly" if options.address is None else "EveryNode", **http})
         serve.run(_application(serve, build, settings, tokens, options), name=_APPLICATION, route_prefix="/")
-        names = [f"replica-{index}" for index in range(options.replicas)]
-        replicas = [serve.get_deployment_handle(name, _APPLICATION) for name in names]
+        replicas = [serve.get_deployment_handle(f"replica-{i}", _APPLICATION) for i in range(options.replicas)]
         try:
             yield replicas[0].about.remote().result()
-        finally:
-            _stop(replicas, settings.stop_seconds)
+        finally:  # all save at once; one that is down or too late is Ray's to end
+            end = time.monotonic() + settings.stop_seconds
+            for stopped in [replica.stop.remote() for replica in replicas]:
+                with suppress(Exception):
+                    stopped.result(timeout_s=max(0.1, end - time.monotonic()))
     finally:
         serve.delete(_APPLICATION)
         if options.address is None:
             serve.shutdown()
         ray.shutdown()
-
-
-def _stop(replicas: list[Any], seconds: float) -> None:
-    """Let all replicas save their streams at once; one that is down or too late is Ray's to end."""
-    end = time.monotonic() + seconds
-    for stopped in [replica.stop.remote() for replica in replicas]:
-        with suppress(Exception):
-            stopped.result(timeout_s=max(0.1, end - time.monotonic()))
 
 
 def _connect(ray: Any, options: RaySettings) -> None:
@@ -234,10 +222,10 @@ def _application(serve: Any, build: Build, settings: ServeSettings, tokens: Toke
         max_queued_requests=room,
     )
     needs = {"num_cpus": options.replica_cpus, "num_gpus": options.replica_gpus}
-    replicas = []
-    for index in range(options.replicas):
-        replica = deploy(Replica, name=f"replica-{index}", ray_actor_options=needs, max_ongoing_requests=room)
-        replicas.append(replica.bind(build, index))
-    together = room * options.replicas
-    router = deploy(Ingress, name="router", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=together)
+    replicas = [
+        deploy(Replica, name=f"replica-{i}", ray_actor_options=needs, max_ongoing_requests=room).bind(build, i)
+        for i in range(options.replicas)
+    ]
+    room *= options.replicas
+    router = deploy(Ingress, name="router", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=room)
     return router.bind(replicas, settings, tokens)

@@ -14,8 +14,7 @@ from dpl.core.errors import DataError, InputError, SnapshotError
 
 __all__ = [
     "HANDLED", "PREDICT_BODY", "ErrorAnswer", "Events", "JobDone", "NoStream", "Overloaded", "Prediction",
-    "RollbackRequest", "SafeJSON", "StreamList", "StreamStatus", "error_answer", "handle_error", "infer_answer",
-    "model_answer",
+    "RollbackRequest", "SafeJSON", "StreamList", "StreamStatus", "error_answer", "handle_error",
 ]  # fmt: skip
 
 
@@ -54,47 +53,15 @@ HANDLED = (HTTPException, RequestValidationError, OSError, InputError, DataError
 
 def handle_error(request: Request, error: Exception) -> SafeJSON:
     """Return the response for an error of one of the kinds in `HANDLED`."""
-    status, message, headers = 422, str(error), {}
-    if isinstance(error, HTTPException):
-        status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
-    elif isinstance(error, RequestValidationError):
+    status, message = 409 if isinstance(error, SnapshotError) else 422, str(error)
+    if isinstance(error, RequestValidationError):
         message = "; ".join(f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors())
     elif isinstance(error, OSError):
-        status, message = 503, f"the state folder cannot be written: {error.strerror or error}"
-        headers = {"Retry-After": "10"}
-    elif isinstance(error, SnapshotError):
-        status = 409
+        error = Overloaded(503, f"the state folder cannot be written: {error.strerror or error}", 10)
+    headers = None
+    if isinstance(error, HTTPException):
+        status, message, headers = error.status_code, str(error.detail), error.headers
     return error_answer(status, message, str(getattr(request.state, "request_id", "")), headers)
-
-
-def model_answer(stream_id: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a stream as the Open Inference Protocol has it for models."""
-    return {
-        "name": stream_id,
-        "versions": [],
-        "platform": "dpl",
-        "inputs": [{"name": "images", "datatype": "FP32", "shape": [-1, *about["shape"]]}],
-        "outputs": [
-            {"name": "probabilities", "datatype": "FP32", "shape": [-1, about["outputs"]]},
-            {"name": "class", "datatype": "INT64", "shape": [-1]},
-        ],
-    }
-
-
-def infer_answer(stream_id: str, result: Mapping[str, Any], outputs: int) -> dict[str, Any]:
-    """Return a prediction as the Open Inference Protocol has it; an image without a prediction has class -1."""
-    rows = result["predictions"]
-    values = [value for row in rows for value in row.get("probabilities") or [0.0] * outputs]
-    labels = [-1 if row["class"] is None else row["class"] for row in rows]
-    return {
-        "model_name": stream_id,
-        "id": result["request_id"],
-        "parameters": {"seq": result["seq"], "adaptation": result["adaptation"]["status"]},
-        "outputs": [
-            {"name": "probabilities", "datatype": "FP32", "shape": [len(rows), outputs], "data": values},
-            {"name": "class", "datatype": "INT64", "shape": [len(rows)], "data": labels},
-        ],
-    }
 
 
 class Adaptation(BaseModel):

@@ -4,38 +4,52 @@
     STATE/streams/<stream>/<seq>-<version>-<kind>/   one snapshot
 
 `seq` counts the jobs of a stream. `version` is the `seq` at which the saved state was reached: a rollback saves an old
-version under a new `seq`. One server at a time may use a folder; its lock ends with its process.
+version under a new `seq`. One server at a time may use a folder; its lock ends with its process. One thread writes to
+it, and no other waits for that. A failed write is reported, and retried until it succeeds.
 """
 
 import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from torch import Tensor
 
 import dpl
-from dpl.core.errors import SettingError, SnapshotError
+from dpl.core.errors import InputError, SettingError, SnapshotError
 from dpl.core.files import clear_drafts, open_lock, remove_folder, sync_folder, write_file
 from dpl.snapshot import read_manifest, read_snapshot, write_snapshot
 
-__all__ = ["Kind", "SnapshotName", "StateDifference", "StreamSnapshot", "StreamStore", "is_stream_id"]
+if TYPE_CHECKING:
+    from dpl.serve.monitoring import Metrics
+    from dpl.serve.stream import Stream
 
-Kind = Literal["auto", "manual"]
+__all__ = ["Difference", "SnapshotName", "StreamSnapshot", "StreamStore", "Writer", "check_stream_id", "size_of"]
+
+Difference = Mapping[str, Tensor | None]  # what differs from the source state; None for a tensor that is missing
 _STREAM_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 _NAME = re.compile(r"(\d{12})-(\d{12})-(auto|manual)")
+_RETRY_SECONDS = 2.0
 _log = logging.getLogger("dpl.serve")
 
 
-def is_stream_id(text: str) -> bool:
-    """Return whether a text can be the name of a stream; it becomes the name of a folder."""
-    return _STREAM_ID.fullmatch(text) is not None
+def check_stream_id(stream_id: str) -> str:
+    """Return a valid stream name, which becomes the name of a folder, or raise."""
+    if not _STREAM_ID.fullmatch(stream_id):
+        raise InputError(
+            f"stream {stream_id[:100]!r}: expected 1 to 100 letters, digits, '.', '_' or '-', "
+            "the first and last a letter or digit"
+        )
+    return stream_id
 
 
 class SnapshotName(NamedTuple):
@@ -49,17 +63,9 @@ class SnapshotName(NamedTuple):
         return f"{self.seq:012d}-{self.version:012d}-{self.kind}"
 
 
-@dataclass(frozen=True)
-class StateDifference:
-    """The tensors of a state that differ from the source state, and the names of tensors that it lacks."""
-
-    changed: Mapping[str, Tensor] = field(default_factory=dict)
-    removed: tuple[str, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Bytes of all tensors."""
-        return sum(value.numel() * value.element_size() for value in self.changed.values())
+def size_of(difference: Difference) -> int:
+    """Return the bytes of all tensors."""
+    return sum(value.nbytes for value in difference.values() if value is not None)
 
 
 @dataclass(frozen=True)
@@ -67,14 +73,14 @@ class StreamSnapshot:
     """A stream's state as it is stored."""
 
     name: SnapshotName
-    difference: StateDifference
+    difference: Difference
     adapted: int = 0  # batches
     images: int = 0
     steps: int = 0  # of this process, when the snapshot was taken
 
     def describe(self) -> dict[str, Any]:
         """Return the name and size as they are shown in responses."""
-        return {**self.name._asdict(), "bytes": self.difference.size}
+        return {**self.name._asdict(), "bytes": size_of(self.difference)}
 
 
 class StreamStore:
@@ -82,31 +88,31 @@ class StreamStore:
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], keep: int) -> None:
         self.folder, self._identity, self._keep = folder.resolve(), dict(identity), keep
-        self._streams = self.folder / "streams"
+        self._streams, self._mark = self.folder / "streams", self.folder / "model.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = open_lock(self.folder)
         if self._lock is None:
             raise SettingError(f"{self.folder} is in use by another server; choose another --state folder")
         try:
-            self._check_owner(json.loads(json.dumps(identity)))
+            self._check_owner()
         except SettingError:
             self.close()
             raise
         self.problem = self._claim()  # why the folder cannot be written, if it cannot
 
-    def _check_owner(self, identity: dict[str, Any]) -> None:
+    def _check_owner(self) -> None:
         """Refuse a folder of another model, or of several replicas."""
         for part in self.folder.glob("replica-*-of-*"):
             raise SettingError(
                 f"{self.folder} was written by a server on Ray ({part.name}); start it with --engine ray and the same "
                 "number of --replicas, or choose another --state folder"
             )
-        mark = self.folder / "model.json"
         try:
-            known = json.loads(mark.read_text()) if mark.exists() else {}
-            different = [key for key, value in identity.items() if known.get(key, value) != value]
+            known = json.loads(self._mark.read_text()) if self._mark.exists() else {}
+            wanted = json.loads(json.dumps(self._identity))
+            different = [key for key, value in wanted.items() if known.get(key, value) != value]
         except (ValueError, AttributeError, RecursionError, OSError) as error:
-            raise SettingError(f"{mark}: damaged ({error}); choose another --state folder") from error
+            raise SettingError(f"{self._mark}: damaged ({error}); choose another --state folder") from error
         if different:
             raise SettingError(
                 f"{self.folder} holds streams of another model (different: {', '.join(different)}); "
@@ -115,13 +121,12 @@ class StreamStore:
 
     def _claim(self) -> str | None:
         """Clear what a killed server left, and record that the folder belongs to this model."""
-        mark = self.folder / "model.json"
         try:
             self._streams.mkdir(exist_ok=True)
             for folder in (self.folder, self._streams, *filter(Path.is_dir, self._streams.iterdir())):
                 clear_drafts(folder)
-            if not mark.exists():
-                write_file(mark, json.dumps({**self._identity, "dpl": dpl.__version__}, indent=2))
+            if not self._mark.exists():
+                write_file(self._mark, json.dumps({**self._identity, "dpl": dpl.__version__}, indent=2))
         except OSError as error:
             return str(error.strerror or error)
         return None
@@ -131,9 +136,9 @@ class StreamStore:
         found = []
         for path in self._streams.iterdir() if self._streams.is_dir() else ():
             stream_id = unquote(path.name)
-            if path.name[0] == "." or not any(_snapshots(path)):
+            if path.name[0] == "." or not _snapshots(path):
                 continue
-            if is_stream_id(stream_id) and self._place(stream_id) == path:
+            if _STREAM_ID.fullmatch(stream_id) and self._place(stream_id) == path:
                 found.append(stream_id)
             else:
                 _log.warning("%s is not the folder of a stream; it is not used", path)
@@ -141,19 +146,19 @@ class StreamStore:
 
     def names(self, stream_id: str) -> list[SnapshotName]:
         """Return the names of a stream's snapshots, newest first."""
-        return sorted(_snapshots(self._place(stream_id)), reverse=True)
+        return _snapshots(self._place(stream_id))
 
     def write(self, stream_id: str, snapshot: StreamSnapshot) -> None:
         """Write a snapshot durably, then remove the oldest ones beyond the number to keep."""
         seq, version, kind = snapshot.name
+        changed = {key: value for key, value in snapshot.difference.items() if value is not None}
         facts = {"stream": stream_id, "seq": seq, "version": version, "adapted": snapshot.adapted,
-                 "images": snapshot.images, "removed": list(snapshot.difference.removed)}  # fmt: skip
+                 "images": snapshot.images, "removed": sorted(snapshot.difference.keys() - changed)}  # fmt: skip
         is_new = not self._place(stream_id).exists()
-        write_snapshot(self._place(stream_id, snapshot.name), self._identity | facts, snapshot.difference.changed)
+        write_snapshot(self._place(stream_id, snapshot.name), self._identity | facts, changed)
         if is_new:
             sync_folder(self._streams)
-        same_kind = [name for name in self.names(stream_id) if name.kind == kind]
-        for name in same_kind[self._keep :]:
+        for name in [name for name in self.names(stream_id) if name.kind == kind][self._keep :]:
             remove_folder(self._place(stream_id, name))
 
     def read(self, stream_id: str, name: SnapshotName) -> StreamSnapshot:
@@ -164,7 +169,7 @@ class StreamStore:
             raise SnapshotError(f"{folder} is the snapshot of another stream or moment")
         if not all(isinstance(key, str) for key in manifest["removed"]):
             raise SnapshotError(f"{folder}: expected names of tensors in removed, found {manifest['removed']!r:.80}")
-        return StreamSnapshot(name, StateDifference(tensors, tuple(manifest["removed"])), *_counts(manifest))
+        return StreamSnapshot(name, tensors | dict.fromkeys(manifest["removed"]), *_counts(manifest))
 
     def counts(self, stream_id: str) -> tuple[int, int]:
         """Return the numbers of adapted batches and images of the newest snapshot, without reading its tensors."""
@@ -221,7 +226,124 @@ def _counts(manifest: Mapping[str, Any]) -> tuple[int, int]:
     return adapted, images
 
 
-def _snapshots(folder: Path) -> Iterator[SnapshotName]:
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if match := _NAME.fullmatch(path.name):
-            yield SnapshotName(int(match[1]), int(match[2]), match[3])
+def _snapshots(folder: Path) -> list[SnapshotName]:
+    matches = [_NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted((SnapshotName(int(it[1]), int(it[2]), it[3]) for it in matches if it), reverse=True)
+
+
+@dataclass
+class _Task:
+    stream: "Stream"
+    snapshot: StreamSnapshot | None  # None: delete the stream
+    done: "Future[None]" = field(default_factory=Future)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.stream.id, self.snapshot.name.kind if self.snapshot else "delete"
+
+
+class Writer:
+    """Writes snapshots in the order of the calls; of several automatic ones that wait, only the newest."""
+
+    def __init__(self, store: StreamStore, metrics: "Metrics", slow: float) -> None:
+        self._store, self._metrics, self._slow = store, metrics, slow
+        self._tasks: dict[tuple[str, str], _Task] = {}  # by stream and kind, in the order of the calls
+        self._failed: dict[str, _Task] = {}  # by stream: the last one, unless a later one succeeded
+        self._changed = threading.Condition()
+        self._working: _Task | None = None
+        self._began = 0.0
+        self._stopping = False
+        self._failure: str | None = store.problem
+        self._thread = threading.Thread(target=self._work, name="dpl-serve-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def problem(self) -> str | None:
+        """Why the folder cannot be written at present, or that it is slow."""
+        seconds = time.monotonic() - self._began
+        if self._failure is None and self._working is not None and seconds > self._slow:
+            return f"the disk is slow: a write has taken {seconds:.0f} s"
+        return self._failure
+
+    def save(self, stream: "Stream", snapshot: StreamSnapshot) -> "Future[None]":
+        """Write a snapshot in the background; the result is there when it is on the disk, or an OSError."""
+        with self._changed:
+            task = _Task(stream, snapshot)
+            waiting = self._tasks.get(task.key)
+            if waiting is None:
+                return self._put(task)
+            if snapshot.name.kind != "auto":
+                raise OSError("an earlier snapshot of the stream still waits to be written")
+            waiting.snapshot = snapshot
+            return waiting.done
+
+    def delete(self, stream: "Stream") -> "Future[None]":
+        """Delete a stream's folder in the background, and drop the automatic snapshots of it that still wait."""
+        with self._changed:
+            self._failed.pop(stream.id, None)
+            self._tasks.pop((stream.id, "auto"), None)
+            return self._put(_Task(stream, None))
+
+    def stop(self, seconds: float) -> bool:
+        """Write the snapshots that wait, then end the thread; return whether that took less than `seconds`."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _put(self, task: _Task) -> "Future[None]":
+        if self._stopping:
+            raise OSError("the server is stopping")
+        self._tasks[task.key] = task
+        self._changed.notify()
+        return task.done
+
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            try:
+                if task.snapshot is None:
+                    self._store.delete(task.stream.id)
+                else:
+                    self._store.write(task.stream.id, task.snapshot)
+                    task.stream.disk = self._store.size(task.stream.id)
+                    task.stream.note_snapshot(task.snapshot)
+            except Exception as error:  # no error may stop the writing of other streams
+                self._note_failure(task, error)
+                continue
+            if self._failure is not None:
+                _log.warning("the state folder can be written again")
+            self._failure = None
+            with self._changed:
+                self._failed.pop(task.stream.id, None)
+            self._metrics.snapshots.labels("written").inc()
+            self._metrics.snapshot_seconds.observe(time.monotonic() - self._began)
+            task.done.set_result(None)
+
+    def _next(self) -> _Task | None:
+        """Return the next task, or a failed one to retry if no other comes for a while; None at the end."""
+        with self._changed:
+            self._working = None
+            while not self._tasks:
+                if self._stopping:
+                    return None
+                if not self._changed.wait(_RETRY_SECONDS if self._failed else None) and self._failed:
+                    retried = self._failed.pop(next(iter(self._failed)))
+                    self._tasks[retried.key] = retried
+            self._began, self._working = time.monotonic(), self._tasks.pop(next(iter(self._tasks)))
+            return self._working
+
+    def _note_failure(self, task: _Task, error: Exception) -> None:
+        if not isinstance(error, OSError):
+            _log.error("unexpected error of a write", exc_info=error, extra={"stream": task.stream.id})
+            error = OSError(f"{type(error).__name__}: {error}")
+        reason = str(error.strerror or error)
+        if self._failure is None:
+            _log.error("%s cannot be written: %s", self._store.folder, reason, extra={"stream": task.stream.id})
+            task.stream.event("snapshot_failed", reason=reason)
+        self._failure = reason
+        if task.snapshot is not None:
+            with self._changed:
+                self._failed[task.stream.id] = _Task(task.stream, task.snapshot)
+        self._metrics.snapshots.labels("failed").inc()
+        task.done.set_exception(error)

@@ -4,14 +4,14 @@ import json
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from dpl.serve.store import Kind, SnapshotName, StateDifference, StreamSnapshot
+from dpl.serve.store import Difference, SnapshotName, StreamSnapshot
 
 if TYPE_CHECKING:
-    from dpl.serve.jobs import Job
+    from dpl.serve.live import Job
+    from dpl.serve.server import Server
 
 __all__ = ["Stream"]
 
@@ -41,7 +41,7 @@ class Stream:
         self.captured = 0  # value of `steps` when the last snapshot was taken
         self.durable = 0  # value of `steps` in the newest snapshot on disk
         self.skipped = 0
-        self.difference: StateDifference | None = None  # None: on disk only, or never used
+        self.difference: Difference | None = None  # None: on disk only, or never used
         self.stale = False  # the live model has changed since `difference` was taken
         self.refused = False  # no snapshot could be read, so that the stream started over
         self.drift = 0.0
@@ -63,12 +63,6 @@ class Stream:
         """The highest seq up to which a crash loses no adaptation."""
         return self.seq if self.changed <= self.saved else self.saved
 
-    def advance(self) -> int:
-        """Count one more job."""
-        self.seq += 1
-        self.used = time.time()
-        return self.seq
-
     def note_change(self, version: int | None = None) -> None:
         """Note that the state has changed: by adaptation, or by a return to an older version."""
         self.changed = self.seq
@@ -89,7 +83,7 @@ class Stream:
         self.durable = max(self.durable, snapshot.steps)
         self.event("snapshot", snapshot=snapshot.name.seq, version=snapshot.name.version, kind=snapshot.name.kind)
 
-    def as_snapshot(self, kind: Kind, difference: StateDifference) -> StreamSnapshot:
+    def as_snapshot(self, kind: str, difference: Difference) -> StreamSnapshot:
         """Return the present state as a snapshot."""
         self.captured = self.steps
         name = SnapshotName(self.seq, self.version, kind)
@@ -120,15 +114,15 @@ class Stream:
         self._events = deque(list(self._events)[-_EVENTS_ON_DISK:], self._events.maxlen)
         self.classes.clear()
 
-    def describe(self, names: Sequence[str], every: int) -> dict[str, Any]:
+    def describe(self, server: "Server") -> dict[str, Any]:
         """Return the stream's status as plain data."""
-        confidence, classes = list(self.confidence), Counter(self.classes.copy())
+        names, confidence, classes = server.names, list(self.confidence), Counter(self.classes.copy())
         return {
             "stream": self.id,
             "seq": self.seq,
             "version": self.version,
             "durable_through": self.durable_through,
-            "snapshot_every": every,
+            "snapshot_every": server.settings.snapshot_every,
             "unsaved_batches": self.steps - self.durable if self.changed > self.saved else 0,
             "images": self.images,
             "adapted_batches": self.adapted,

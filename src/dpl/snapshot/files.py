@@ -1,13 +1,20 @@
-"""One durable snapshot: a folder with the tensors (safetensors) and a manifest that holds the checksums.
+"""One durable snapshot, and a folder of numbered ones in which the newest valid one is found after any crash.
 
-A reader finds a complete snapshot or none (`core.files.write_folder`). Every byte is checked, and no file can run code.
+A snapshot is a folder with the tensors (safetensors) and a manifest that holds the checksums. A reader finds a complete
+one or none (`core.files.write_folder`). Every byte is checked, and no file can run code.
+
+store/00000007/            a complete snapshot
+store/.00000008.x1y2.tmp   a draft, or what a killed writer left of one: removed when the store is opened
+store/.lock                locked while a snapshot is written or drafts are removed; the lock ends with its process
 """
 
 import hashlib
 import json
+import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -16,14 +23,15 @@ from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
 import dpl
-from dpl.core.errors import SnapshotCorrupt, SnapshotError
-from dpl.core.files import write_folder
+from dpl.core.errors import SettingError, SnapshotCorrupt, SnapshotError
+from dpl.core.files import clear_drafts, lock, remove_folder, write_folder
 
-__all__ = ["read_manifest", "read_snapshot", "write_snapshot"]
+__all__ = ["Savable", "SnapshotStore", "read_manifest", "read_snapshot", "write_snapshot"]
 
 FORMAT = 2
 _MANIFEST = "manifest.json"
 _TENSORS = "state.safetensors"
+_LOCK = ".lock"
 
 
 def write_snapshot(folder: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
@@ -45,30 +53,7 @@ def write_snapshot(folder: Path, manifest: Mapping[str, Any], tensors: Mapping[s
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a snapshot without its tensors."""
-    return _read_manifest(_complete(folder) / _MANIFEST)
-
-
-def read_snapshot(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a snapshot, checking every byte against its manifest."""
-    folder = _complete(folder)
-    manifest = _read_manifest(folder / _MANIFEST)
-    data = _read_checked(folder / _TENSORS, manifest["files"][_TENSORS])
-    try:
-        return manifest, parse_tensors(data)
-    except SafetensorError as error:
-        raise SnapshotCorrupt(f"{folder / _TENSORS}: not a safetensors file ({error})") from error
-
-
-def _complete(folder: Path) -> Path:
-    """Return the folder, or its predecessor if a writer was killed between two renames."""
-    folder = folder.resolve()
-    for place in (folder, folder.with_name(f".{folder.name}.previous")):
-        if (place / _MANIFEST).is_file():
-            return place
-    raise SnapshotError(f"{folder} is not a snapshot: it has no {_MANIFEST}")
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
+    path = _complete(folder) / _MANIFEST
     data = path.read_bytes()
     try:
         manifest = json.loads(data)
@@ -88,13 +73,29 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest  # type: ignore[no-any-return]
 
 
-def _read_checked(path: Path, entry: Mapping[str, Any]) -> bytes:
+def read_snapshot(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a snapshot, checking every byte against its manifest."""
+    folder = _complete(folder)
+    manifest = read_manifest(folder)
+    path, written = folder / _TENSORS, manifest["files"][_TENSORS]
     data = path.read_bytes() if path.is_file() else b""
-    if len(data) != entry["bytes"]:
-        raise SnapshotCorrupt(f"{path}: {len(data)} bytes, but {entry['bytes']} were written; use an older snapshot")
-    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+    if len(data) != written["bytes"]:
+        raise SnapshotCorrupt(f"{path}: {len(data)} bytes, but {written['bytes']} were written; use an older snapshot")
+    if hashlib.sha256(data).hexdigest() != written["sha256"]:
         raise SnapshotCorrupt(f"{path}: the checksum differs from that of the bytes written; use an older snapshot")
-    return data
+    try:
+        return manifest, parse_tensors(data)
+    except SafetensorError as error:
+        raise SnapshotCorrupt(f"{path}: not a safetensors file ({error})") from error
+
+
+def _complete(folder: Path) -> Path:
+    """Return the folder, or its predecessor if a writer was killed between two renames."""
+    folder = folder.resolve()
+    for place in (folder, folder.with_name(f".{folder.name}.previous")):
+        if (place / _MANIFEST).is_file():
+            return place
+    raise SnapshotError(f"{folder} is not a snapshot: it has no {_MANIFEST}")
 
 
 def _dump(record: Mapping[str, Any]) -> bytes:
@@ -103,3 +104,68 @@ def _dump(record: Mapping[str, Any]) -> bytes:
 
 def _digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+class Savable(Protocol):
+    """An `AdaptiveModel`, or any other object that writes one snapshot folder."""
+
+    def save(self, folder: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
+        """Write a durable snapshot to `folder`."""
+
+
+class SnapshotStore:
+    """The last `keep` snapshots of one model, in one folder.
+
+    `dpl.load(store, network)` restores the newest valid one.
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 3) -> None:
+        if not isinstance(keep, int) or keep < 1:
+            raise SettingError(f"keep={keep!r}: expected a whole number of at least 1")
+        self.folder, self.keep = Path(folder).resolve(), keep
+        if self.folder.exists() and not self.folder.is_dir():
+            raise SnapshotError(f"{self.folder} is a file; a store of snapshots needs a folder")
+        if self.folder.is_dir() and os.access(self.folder, os.W_OK):
+            with lock(self.folder / _LOCK, wait=False) as alone:
+                if alone:  # nobody is writing at this moment
+                    clear_drafts(self.folder)
+
+    def save(self, model: Savable, notes: Mapping[str, Any] | None = None) -> Path:
+        """Write the next snapshot, then remove all but the last `keep`; return its folder.
+
+        After the return the snapshot survives a crash of the process and of the machine.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with lock(self.folder / _LOCK):
+            numbers = [int(path.name) for path in self.all()]
+            path = model.save(self.folder / f"{max(numbers, default=0) + 1:08d}", notes)
+            for old in self.all()[: -self.keep]:
+                remove_folder(old)
+        return path
+
+    def all(self) -> list[Path]:
+        """Return the folders of all finished snapshots, oldest first; their bytes are not checked."""
+        if not self.folder.is_dir():
+            return []
+        found = [path for path in self.folder.iterdir() if path.name.isdecimal() and path.is_dir()]
+        return sorted(found, key=lambda path: int(path.name))
+
+    def newest(self) -> Path | None:
+        """Return the newest snapshot whose bytes are unchanged; None if nothing was ever saved.
+
+        A damaged snapshot is named in a warning, and the one before it is taken.
+        """
+        return self.read()[0] if self.all() else None
+
+    def read(self) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
+        """Read the newest valid snapshot; return its folder, manifest and tensors."""
+        refused = []
+        for path in reversed(self.all()):
+            try:
+                return path, *read_snapshot(path)
+            except SnapshotError as error:
+                refused.append(str(error))
+                warnings.warn(f"snapshot refused, trying the one before: {error}", RuntimeWarning, stacklevel=2)
+        if refused:
+            raise SnapshotCorrupt(f"{self.folder}: no snapshot can be read: {'; '.join(refused)}")
+        raise SnapshotError(f"{self.folder} has no snapshot yet; save one first")

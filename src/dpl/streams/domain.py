@@ -1,8 +1,9 @@
-"""Domains of labelled samples, and the segments of sample numbers that make up a stream."""
+"""Domains of labelled samples, DomainBed's split of them, and the segments of sample numbers that make up a stream."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from hashlib import md5
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +11,11 @@ import numpy.typing as npt
 from dpl.core.errors import SettingError
 from dpl.core.settings import whole_number
 
-__all__ = ["Domain", "IntArray", "Segment", "batches"]
+__all__ = ["Domain", "IntArray", "Segment", "Split", "batches", "domainbed_split", "seed_hash"]
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, init=False, eq=False)
 class Domain:
     """Samples that share one shift: a domain, or a corruption at one severity.
 
@@ -23,29 +23,19 @@ class Domain:
     they are never passed to a method.
     """
 
-    name: str
-    labels: IntArray
-    severity: int | None
-    samples: IntArray
-
     def __init__(
-        self,
-        name: str,
-        labels: npt.ArrayLike,
-        severity: int | None = None,
-        samples: npt.ArrayLike | None = None,
+        self, name: str, labels: npt.ArrayLike, severity: int | None = None, samples: npt.ArrayLike | None = None
     ) -> None:
         if not isinstance(name, str) or not name:
             raise SettingError(f"the name of a domain must be a non-empty string, got {name!r}")
-        classes = _integers(f"labels of domain {name!r}", labels)
-        numbers = _integers(f"samples of domain {name!r}", range(len(classes)) if samples is None else samples)
-        if not len(classes) == len(numbers) == len(np.unique(numbers)):
-            raise SettingError(
-                f"samples of domain {name!r}: expected {len(classes)} different numbers, one for each label"
-            )
-        level = None if severity is None else whole_number(f"severity of domain {name!r}", severity, least=0)
-        for field, value in (("name", name), ("labels", classes), ("severity", level), ("samples", numbers)):
-            object.__setattr__(self, field, value)
+        self.name = name
+        self.labels = _integers(f"labels of domain {name!r}", labels)
+        count = len(self.labels)
+        self.samples = _integers(f"samples of domain {name!r}", range(count) if samples is None else samples)
+        if not count == len(self.samples) == len(np.unique(self.samples)):
+            raise SettingError(f"samples of domain {name!r}: expected {count} different numbers, one for each label")
+        level = f"severity of domain {name!r}"
+        self.severity = None if severity is None else whole_number(level, severity, least=0)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -96,3 +86,33 @@ def _integers(what: str, values: npt.ArrayLike) -> IntArray:
     vector = vector.astype(np.int64)
     vector.setflags(write=False)
     return vector
+
+
+class Split(NamedTuple):
+    """Positions of the two parts of a domain, in the order of the split's shuffle."""
+
+    inside: IntArray
+    outside: IntArray
+
+
+def seed_hash(*parts: str | int) -> int:
+    """Derive a seed below 2^31 from `parts` by DomainBed's rule: the MD5 of the tuple as Python prints it."""
+    return int(md5(str(parts).encode(), usedforsecurity=False).hexdigest(), 16) % 2**31
+
+
+def domainbed_split(size: int, *, domain_index: int, trial_seed: int = 0, holdout: float = 0.2) -> Split:
+    """Split a domain of `size` samples into the part that is streamed or trained on, and the part held out.
+
+    `domain_index` counts the benchmark's domains in the sorted order of their folder names. Source domains train on
+    the inside and validate on the outside; of the target domain, the inside is the test stream.
+    """
+    size = whole_number("size", size, least=1)
+    if not 0 <= holdout <= 1:
+        raise SettingError(f"holdout must be a fraction from 0 to 1, got {holdout!r}")
+    seed = seed_hash(
+        whole_number("trial_seed", trial_seed, least=0), whole_number("domain_index", domain_index, least=0)
+    )
+    positions = np.arange(size, dtype=np.int64)
+    np.random.RandomState(seed).shuffle(positions)
+    held_out = int(size * holdout)
+    return Split(inside=positions[held_out:], outside=positions[:held_out])

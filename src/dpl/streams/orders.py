@@ -29,12 +29,9 @@ def by_class(labels: IntArray, base: IntArray) -> IntArray:
 
 
 def dirichlet(labels: IntArray, base: IntArray, delta: float, generator: np.random.Generator) -> IntArray:
-    """Correlate the classes in time: small `delta` means that a class arrives almost all at once.
+    """Correlate the classes in time, as docs/protocols.md says: small `delta`, and a class arrives almost all at once.
 
-    The stream has as many slots as classes occur. The samples of a class are distributed over the slots by
-    Dirichlet(delta) proportions. A slot that has its even share is closed, and proportions are drawn over the open
-    slots only. One is always open, so that a single pass places every sample. Slots follow each other; inside a slot
-    each class is one block, and the blocks have a random order. A slot may be empty.
+    One slot is always open, so that a single pass places every sample. A slot may be empty.
     """
     ordered = by_class(labels, base)
     groups = np.split(ordered, np.flatnonzero(np.diff(labels[ordered])) + 1)

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,6 @@ DELTAS = (1e-9, 1e9)  # outside this range proportions overflow or are 0 and 1
 class Protocol(NamedTuple):
     """One protocol: its sequence of domains, its resets and its order within a segment."""
 
-    name: str
     walk: Literal["once", "gradual", "mixed", "recurring"]
     reset: Literal["start", "each"]
     correlated: bool
@@ -30,28 +30,19 @@ class Protocol(NamedTuple):
 
 
 PROTOCOLS: Mapping[str, Protocol] = {
-    protocol.name: protocol
-    for protocol in (
-        Protocol("reset_each_shift", "once", "each", False, "every domain and severity from the source model"),
-        Protocol("continual", "once", "start", False, "one domain after the other, never reset"),
-        Protocol("gradual", "gradual", "start", False, "each domain's severity rises and falls, never reset"),
-        Protocol("mixed_domains", "mixed", "start", False, "all domains shuffled into one stream"),
-        Protocol("correlated", "once", "start", True, "continual, with the classes correlated in time"),
-        Protocol("recurring", "recurring", "start", False, "the sequence of domains again and again, never reset"),
-        Protocol("mixed_domains_correlated", "mixed", "start", True, "all domains in one class-correlated stream"),
-        Protocol("reset_each_shift_correlated", "once", "each", True, "class-correlated domains, each from the source"),
-        Protocol("gradual_correlated", "gradual", "start", True, "rising and falling severity, class-correlated"),
-    )
-}  # fmt: skip
+    "reset_each_shift": Protocol("once", "each", False, "every domain and severity from the source model"),
+    "continual": Protocol("once", "start", False, "one domain after the other, never reset"),
+    "gradual": Protocol("gradual", "start", False, "each domain's severity rises and falls, never reset"),
+    "mixed_domains": Protocol("mixed", "start", False, "all domains shuffled into one stream"),
+    "correlated": Protocol("once", "start", True, "continual, with the classes correlated in time"),
+    "recurring": Protocol("recurring", "start", False, "the sequence of domains again and again, never reset"),
+    "mixed_domains_correlated": Protocol("mixed", "start", True, "all domains in one class-correlated stream"),
+    "reset_each_shift_correlated": Protocol("once", "each", True, "class-correlated domains, each from the source"),
+    "gradual_correlated": Protocol("gradual", "start", True, "rising and falling severity, class-correlated"),
+}
 
 
-class _Stop(NamedTuple):
-    """A segment before its samples are put in order."""
-
-    name: str
-    severity: int | None
-    members: tuple[int, ...]
-    visit: int = 0
+_Stop = tuple[str, int | None, tuple[int, ...], int]  # name, severity, domains and visit of a segment
 
 
 def plan(
@@ -80,46 +71,26 @@ def plan(
         raise SettingError(f"unknown protocol {protocol!r}. {did_you_mean(str(protocol), PROTOCOLS)}")
     chosen = PROTOCOLS[protocol]
     seed = whole_number("seed", seed, least=0)
-    _check_settings(chosen, order, delta, visits, imbalance)
-    _check_domains(domains)
-    walk = _WALKS[chosen.walk](domains)
-    stops = [stop._replace(visit=stop.visit + lap) for lap in range(visits or 1) for stop in walk]
+    _check(protocol, domains, order, delta, visits, imbalance)
     segments: list[Segment] = []
-    for stop in stops:
-        rows, labels = _gather(domains, stop.members)
-        generator = orders.seeded(seed, stop.name, stop.visit)
-        arrival = _arrange(chosen, labels, generator, seed, order, delta)
+    for lap, (name, severity, members, way) in product(range(visits or 1), _WALKS[chosen.walk](domains)):
+        visit = lap + way
+        rows = np.concatenate([_index_rows(i, domains[i]) for i in members])
+        labels = np.concatenate([domains[i].labels for i in members])
+        generator = orders.seeded(seed, name, visit)
+        arrival = orders.python_shuffle(len(rows), seed) if order == "python" else generator.permutation(len(rows))
+        if delta is not None:
+            arrival = orders.dirichlet(labels, arrival, delta, generator)
+        elif chosen.correlated:
+            arrival = orders.by_class(labels, arrival)
         if imbalance is not None:
             arrival = orders.long_tailed(labels, arrival, imbalance, generator)
         rows = rows[arrival]
         if outliers is not None:
             drawn = generator.permutation(len(outliers))
             rows = orders.with_outliers(rows, _index_rows(len(domains), outliers)[drawn], generator)
-        reset = chosen.reset == "each" or not segments
-        segments.append(Segment(stop.name, rows, reset, stop.severity, stop.visit))
+        segments.append(Segment(name, rows, chosen.reset == "each" or not segments, severity, visit))
     return segments
-
-
-def _arrange(
-    protocol: Protocol,
-    labels: IntArray,
-    generator: np.random.Generator,
-    seed: int,
-    order: str,
-    delta: float | None,
-) -> IntArray:
-    """Return the positions of a segment's samples in order of arrival."""
-    size = len(labels)
-    base = orders.python_shuffle(size, seed) if order == "python" else generator.permutation(size)
-    if not protocol.correlated:
-        return base
-    return orders.by_class(labels, base) if delta is None else orders.dirichlet(labels, base, delta, generator)
-
-
-def _gather(domains: Sequence[Domain], members: Sequence[int]) -> tuple[IntArray, IntArray]:
-    """Return the index rows [n, 2] and the labels [n] of some domains, one domain after the other."""
-    rows = [_index_rows(i, domains[i]) for i in members]
-    return np.concatenate(rows), np.concatenate([domains[i].labels for i in members])
 
 
 def _index_rows(number: int, domain: Domain) -> IntArray:
@@ -127,8 +98,7 @@ def _index_rows(number: int, domain: Domain) -> IntArray:
 
 
 def _once(domains: Sequence[Domain]) -> list[_Stop]:
-    """Visit every domain in the order given."""
-    return [_Stop(domain.title, domain.severity, (i,)) for i, domain in enumerate(domains)]
+    return [(domain.title, domain.severity, (i,), 0) for i, domain in enumerate(domains)]
 
 
 def _gradual(domains: Sequence[Domain]) -> list[_Stop]:
@@ -140,64 +110,53 @@ def _gradual(domains: Sequence[Domain]) -> list[_Stop]:
         listed = ", ".join(sorted(f"{name}@{severity}" for name, severity in odd))
         raise SettingError(f"a gradual stream needs each domain at severities 1 to 5; missing or extra: {listed}")
     return [
-        _Stop(f"{name}@{severity}", severity, (places[name, severity],), int(step > GRADUAL_SEVERITIES.index(5)))
+        (f"{name}@{severity}", severity, (places[name, severity],), int(step > GRADUAL_SEVERITIES.index(5)))
         for name in names
         for step, severity in enumerate(GRADUAL_SEVERITIES)
     ]
 
 
 def _mixed(domains: Sequence[Domain]) -> list[_Stop]:
-    """Put all domains of one severity together."""
     members: dict[int | None, list[int]] = {}
     for i, domain in enumerate(domains):
         members.setdefault(domain.severity, []).append(i)
-    return [
-        _Stop("mixed" if severity is None else f"mixed@{severity}", severity, tuple(places))
-        for severity, places in members.items()
-    ]
+    return [("mixed" if s is None else f"mixed@{s}", s, tuple(places), 0) for s, places in members.items()]
 
 
 _WALKS: Mapping[str, Callable[[Sequence[Domain]], list[_Stop]]] = {
-    "once": _once,
-    "recurring": _once,
-    "gradual": _gradual,
-    "mixed": _mixed,
-}
+    "once": _once, "recurring": _once, "gradual": _gradual, "mixed": _mixed,
+}  # fmt: skip
 
 
-def _check_settings(
-    protocol: Protocol, order: str, delta: float | None, visits: int | None, imbalance: float | None
+def _check(
+    protocol: str, domains: Sequence[Domain], order: str, delta: Any, visits: int | None, imbalance: Any
 ) -> None:
     """Refuse settings that are wrong, or that the protocol would silently ignore."""
-    if order not in ORDERS:
-        raise SettingError(f"unknown order {order!r}. {did_you_mean(str(order), ORDERS)}")
-    if delta is not None:
-        _check_delta(protocol, order, delta)
-    if (visits is not None) != (protocol.walk == "recurring"):
-        advice = "must be given for" if visits is None else "is for 'recurring' only, leave it out for"
-        raise SettingError(f"visits {advice} {protocol.name!r}")
+    least, most = DELTAS
+    counts = Counter(domain.title for domain in domains)
+    twice = ", ".join(sorted(title for title, count in counts.items() if count > 1))
+    recurring = PROTOCOLS[protocol].walk == "recurring"
+    conflicts = [
+        (order not in ORDERS, f"unknown order {order!r}. {did_you_mean(str(order), ORDERS)}"),
+        (delta is not None and not PROTOCOLS[protocol].correlated,
+         f"delta is for correlated protocols; {protocol!r} is not one, leave it out"),
+        (delta is not None and order == "python",
+         "delta needs order='numpy'; with order='python' leave delta out to sort by class"),
+        (delta is not None and not (_is_number(delta) and least <= delta <= most),
+         f"delta must be a number from {least:g} to {most:g}, got {delta!r}; leave it out to sort by class"),
+        (visits is None and recurring, f"visits must be given for {protocol!r}"),
+        (visits is not None and not recurring, f"visits is for 'recurring' only, leave it out for {protocol!r}"),
+        (imbalance is not None and not (_is_number(imbalance) and 1 <= imbalance <= most),
+         f"imbalance={imbalance!r}: expected a number of at least 1, such as 10"),
+        (not domains, "domains is empty: a stream needs at least one"),
+        (twice, f"domains must differ in name or severity; given more than once: {twice}"),
+    ]  # fmt: skip
+    for is_wrong, message in conflicts:
+        if is_wrong:
+            raise SettingError(message)
     if visits is not None:
         whole_number("visits", visits, least=1)
-    if imbalance is not None and not (isinstance(imbalance, Real) and 1 <= imbalance <= DELTAS[1]):
-        raise SettingError(f"imbalance={imbalance!r}: expected a number of at least 1, such as 10")
 
 
-def _check_domains(domains: Sequence[Domain]) -> None:
-    """Refuse an empty list and repeated domains."""
-    if not domains:
-        raise SettingError("domains is empty: a stream needs at least one")
-    counts = Counter(domain.title for domain in domains)
-    if twice := sorted(title for title, count in counts.items() if count > 1):
-        raise SettingError(f"domains must differ in name or severity; given more than once: {', '.join(twice)}")
-
-
-def _check_delta(protocol: Protocol, order: str, delta: float) -> None:
-    """Refuse a Dirichlet parameter where none is used, or one that its draws cannot represent."""
-    if not protocol.correlated:
-        raise SettingError(f"delta is for correlated protocols; {protocol.name!r} is not one, leave it out")
-    if order == "python":
-        raise SettingError("delta needs order='numpy'; with order='python' leave delta out to sort by class")
-    if isinstance(delta, bool) or not isinstance(delta, Real) or not DELTAS[0] <= delta <= DELTAS[1]:
-        raise SettingError(
-            f"delta must be a number from {DELTAS[0]:g} to {DELTAS[1]:g}, got {delta!r}; leave it out to sort by class"
-        )
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

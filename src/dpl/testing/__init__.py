@@ -3,28 +3,10 @@
     from dpl.testing import check_method
     check_method("my_method", network, batches)
 
-`checks` has the promises on a CPU, `devices` those on any other device, proven without one.
+`checks` has the promises on a CPU, `operations` those on any other device and of a call that fails.
 """
 
-from dpl.testing.checks import (
-    CHECKS,
-    Subject,
-    caller_is_untouched,
-    check_method,
-    continue_from,
-    copies_are_independent,
-    last_is_filled,
-    predict_changes_nothing,
-    reset_is_exact,
-    resumes_exactly,
-    rolls_back,
-    selected_samples_suffice,
-    stays_finite,
-)
-from dpl.testing.devices import DeviceRun, HostReads, run_on_meta
+from dpl.testing.checks import CHECKS, Subject, check_method
+from dpl.testing.operations import HostReads, run_on_meta
 
-__all__ = [
-    "CHECKS", "DeviceRun", "HostReads", "Subject", "caller_is_untouched", "check_method", "continue_from",
-    "copies_are_independent", "last_is_filled", "predict_changes_nothing", "reset_is_exact", "resumes_exactly",
-    "rolls_back", "run_on_meta", "selected_samples_suffice", "stays_finite",
-]  # fmt: skip
+__all__ = ["CHECKS", "HostReads", "Subject", "check_method", "run_on_meta"]

@@ -15,13 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from dpl.methods.settings import GradientSettings
-from dpl.model.adaptive import AdaptiveModel, adapt, load
+from dpl.model.adaptive import AdaptiveModel, adapt
+from dpl.model.load import load
 
-__all__ = [
-    "CHECKS", "Subject", "caller_is_untouched", "check_method", "continue_from", "copies_are_independent",
-    "last_is_filled", "predict_changes_nothing", "reset_is_exact", "resumes_exactly", "rolls_back",
-    "selected_samples_suffice", "stays_finite",
-]  # fmt: skip
+__all__ = ["CHECKS", "Subject", "changed_keys", "check_method"]
 
 
 @dataclass
@@ -72,23 +69,22 @@ def reset_is_exact(subject: Subject, steps: int = 50) -> None:
 
 def caller_is_untouched(subject: Subject, steps: int = 3) -> None:
     """The caller's network, the images, the global generator and the grad mode stay as they were."""
+
+    def kinds() -> dict[str, list[Any]]:
+        return {
+            "requires_grad changed": [parameter.requires_grad for parameter in subject.network.parameters()],
+            "a module of the caller changed its class": [type(module) for module in subject.network.modules()],
+            "a module of the caller changed its mode": [module.training for module in subject.network.modules()],
+        }
+
     weights, random = copy.deepcopy(subject.network.state_dict()), torch.get_rng_state()
-    kinds, pixels = _kinds(subject.network), [batch.clone() for batch in subject.batches]
+    before, pixels = kinds(), [batch.clone() for batch in subject.batches]
     subject.run(subject.adapt(), steps)
     _same_state(weights, subject.network.state_dict(), "adapting")
-    for change, kind in _kinds(subject.network).items():
-        _require(kind == kinds[change], change)
-    _require(_all_equal(pixels, list(subject.batches)), "the images were changed in place")
+    for change, found in kinds().items():
+        _require(found == before[change], change)
+    _require(_all_equal(pixels, subject.batches), "the images were changed in place")
     _require(torch.equal(random, torch.get_rng_state()), "the global random generator was used")
-
-
-def _kinds(network: nn.Module) -> dict[str, list[Any]]:
-    """Return what must stay as it is beside the weights, by the sentence that says it did not."""
-    return {
-        "requires_grad changed": [parameter.requires_grad for parameter in network.parameters()],
-        "a module of the caller changed its class": [type(module) for module in network.modules()],
-        "a module of the caller changed its mode": [module.training for module in network.modules()],
-    }
 
 
 def predict_changes_nothing(subject: Subject) -> None:
@@ -103,8 +99,11 @@ def predict_changes_nothing(subject: Subject) -> None:
 
 def stays_finite(subject: Subject) -> None:
     """Odd batches never make a logit, a parameter or a memory non-finite."""
-    model = subject.adapt()
-    for images in _odd_batches(subject.batches):
+    model, normal = subject.adapt(), subject.batches[0]
+    alike = normal[:1].expand_as(normal)
+    odd = [normal, normal[:1], normal[:2], normal[: len(normal) - 1], torch.zeros_like(normal), torch.ones_like(normal)]
+    odd += [alike.clone(), normal[:1], normal, *(alike + 0.01 * batch for batch in subject.batches), normal]
+    for images in odd:
         logits = model(images)
         _require(logits.shape[0] == len(images) and logits.ndim == 2, f"logits have shape {tuple(logits.shape)}")
         _require(bool(logits.isfinite().all()), f"non-finite logits for a batch of {tuple(images.shape)}")
@@ -182,28 +181,6 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     copies_are_independent,
     selected_samples_suffice,
 )
-
-
-def continue_from(subject: Subject, snapshot: Path, start: int, more: int) -> list[Tensor]:
-    """Load a snapshot (made in this process or in another) and return the logits of the batches that follow."""
-    return subject.run(subject.load(snapshot), more, start=start)
-
-
-def _odd_batches(batches: Sequence[Tensor]) -> list[Tensor]:
-    normal = batches[0]
-    return [
-        normal,
-        normal[:1],
-        normal[:2],
-        normal[: len(normal) - 1],
-        torch.zeros_like(normal),
-        torch.ones_like(normal),
-        normal[:1].expand_as(normal).clone(),
-        normal[:1],
-        normal,
-        *(normal[:1].expand_as(normal) + 0.01 * batch for batch in batches),
-        normal,
-    ]
 
 
 def changed_keys(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:

@@ -5,9 +5,11 @@ the result is the network that one process would train (torch's SyncBatchNorm do
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,37 +18,22 @@ from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from dpl.network.norm import Forward, NormControl, install, normalise
+from dpl.network.norm_control import Forward, NormControl, install, normalise
 from dpl.network.split import logits_of
 
-__all__ = ["DistributedNetwork", "ProcessGroup", "process_group"]
+__all__ = ["ALONE", "DistributedNetwork", "ProcessGroup", "process_group"]
 
-
-@contextmanager
-def process_group(device: str | None = None) -> Iterator["ProcessGroup | None"]:
-    """Join the processes that `torchrun` started; yield None for a single process.
-
-    On GPUs, each process uses the GPU with its local rank and NCCL; on CPUs, they use gloo.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        yield None
-        return
-    on_gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
-    if on_gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if on_gpu else "gloo")
-    try:
-        yield ProcessGroup(dist.get_rank(), dist.get_world_size())
-    finally:
-        dist.destroy_process_group()
+# Before a group is destroyed: a thread of gloo that still has to release a tensor needs Python's lock, which the end of
+# the group holds while it waits for that thread.
+_RELEASE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
     """The position of this process among all. All processes must call a method that communicates."""
 
-    rank: int
-    size: int
+    rank: int = 0
+    size: int = 1
 
     def rows(self, count: int) -> slice:
         """Return the rows of this process, of `count` rows in all."""
@@ -56,11 +43,37 @@ class ProcessGroup:
 
     def sum(self, own: Tensor) -> Tensor:
         """Return the sum over all processes, differentiable."""
-        return all_reduce(own.contiguous())  # type: ignore[no-any-return, no-untyped-call]
+        return own if self.size == 1 else all_reduce(own.contiguous())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Return when all processes are here."""
-        dist.barrier()
+        if self.size > 1:
+            dist.barrier()
+
+
+ALONE = ProcessGroup()
+
+
+@contextmanager
+def process_group(device: str | None = None) -> Iterator[ProcessGroup]:
+    """Join the processes that `torchrun` started.
+
+    On GPUs, each process uses the GPU with its local rank and NCCL; on CPUs, they use gloo.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield ALONE
+        return
+    on_gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        group = ProcessGroup(dist.get_rank(), dist.get_world_size())
+        yield group
+        group.wait()
+        time.sleep(_RELEASE_SECONDS)
+    finally:
+        dist.destroy_process_group()
 
 
 class DistributedNetwork:
@@ -82,35 +95,21 @@ class DistributedNetwork:
         The processes may hold different numbers of rows, but their gradients are averaged with equal weights.
         """
         rows = int(self.group.sum(torch.tensor(len(images), device=images.device)))
-        with self._norm.using(GlobalBatchStatistics(self.group, rows)):
+        with self._norm.using(partial(self._normalise, rows)):
             logits = logits_of(self._wrapped(images))
         return logits, self.group.size * len(images) / rows
 
-
-@dataclass(frozen=True)
-class GlobalBatchStatistics:
-    """A BatchNorm rule: statistics of the whole batch, which also update the running ones."""
-
-    group: ProcessGroup
-    rows: int  # of all processes
-
-    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
-        """Normalise the rows of this process as the layer would normalise the whole batch in training."""
-        count = self.rows * x[0, 0].numel()
+    def _normalise(self, rows: int, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+        """Normalise these of all `rows` as the layer would normalise the whole batch in training."""
+        count = rows * x[0, 0].numel()
         others = [dim for dim in range(x.ndim) if dim != 1]
         mean = self.group.sum(x.sum(others)) / count
         centred = x - mean.view(-1, *[1] * (x.ndim - 2))  # two sums, because one of squares would lose precision
         variance = self.group.sum((centred**2).sum(others)) / count
-        _update_running(layer, mean, variance * count / (count - 1))
+        if layer.running_mean is not None and layer.running_var is not None and layer.num_batches_tracked is not None:
+            layer.num_batches_tracked += 1
+            share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+            with torch.no_grad():
+                layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), share)
+                layer.running_var.lerp_((variance * count / (count - 1)).to(layer.running_var.dtype), share)
         return normalise(layer, forward, x, mean, variance)
-
-
-@torch.no_grad()
-def _update_running(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Update the running statistics as the layer itself does in training."""
-    if layer.running_mean is None or layer.running_var is None or layer.num_batches_tracked is None:
-        return
-    layer.num_batches_tracked += 1
-    share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
-    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), share)
-    layer.running_var.lerp_(variance.to(layer.running_var.dtype), share)

@@ -6,26 +6,29 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from dpl.core.errors import DataError, SettingError
+from dpl.backbones import create, load_weights
+from dpl.backbones.normalise import bare
+from dpl.core.errors import DataError, ModelError, SettingError
 from dpl.core.extras import choose_device
 from dpl.core.files import file_sha256
 from dpl.core.settings import whole_number
 from dpl.data import Batch, ImageSet, batches, square, training, training_batches
+from dpl.network.split import guess_classifier, logits_of
 from dpl.streams import seed_hash
-from dpl.training.distributed import process_group
-from dpl.training.run_folder import Record, RunFolder, draw_curves, new_record, open_run, session
+from dpl.training.distributed import ALONE, DistributedNetwork, ProcessGroup, process_group
+from dpl.training.run import Record, RunFolder, Trainer, draw_curves, new_record, open_run
 from dpl.training.sources import Sources, TrainSpec, open_sources
-from dpl.training.trainer import SourceTrainer
 
-__all__ = ["StepReport", "TrainResult", "train"]
-
-_VALIDATION_BATCH = 64
+__all__ = ["SourceTrainer", "StepReport", "TrainResult", "train"]
 
 
 @dataclass(frozen=True)
@@ -96,118 +99,143 @@ def train(
         place = choose_device(device)
         sources = open_sources(spec, data, cache=cache, workers=workers)
         stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
-        folder, record = RunFolder(Path(out).resolve()), None
-        if group is None or group.rank == 0:
-            folder, record = stack.enter_context(open_run(out, new_record(spec, sources)))
-        if group is not None:
-            group.wait()  # for the first process, which locks the folder and checks it
-        run = _Run(spec, sources, SourceTrainer(spec, len(sources.classes), place, group), folder, record, workers)
-        run.restore()
-        if run.progress.step < spec.steps:
-            run.go(every, on_step)
-        if record is not None:
-            _finish(run, record)
-        best = run.progress.best()
-        return TrainResult(
-            folder.best, best["step"], best["mean"], best["validation"], run.progress.seconds, run.progress.history
-        )
+        folder = RunFolder(Path(out).resolve())
+        if group.rank == 0:
+            folder = stack.enter_context(open_run(out, new_record(spec, sources)))
+        group.wait()  # for the first process, which locks the folder and checks it
+        trainer = SourceTrainer(spec, len(sources.record["classes"]), place, group)
+        trainer.restore(folder)
+        if trainer.progress.step < spec.steps:
+            trainer.run(sources, folder, workers, every, on_step if folder.writes else None)
+        _finish(trainer, folder)
+    progress, best = trainer.progress, trainer.progress.best()
+    return TrainResult(folder.best, best["step"], best["mean"], best["validation"], progress.seconds, progress.history)
 
 
-def _finish(run: "_Run", record: Record) -> None:
+def _finish(trainer: "SourceTrainer", folder: RunFolder) -> None:
     """Note the result, draw the learning curve."""
-    folder, progress, settings = run.folder, run.progress, record["settings"]
-    record["result"] = {**progress.best(), "seconds": progress.seconds, "best_sha256": file_sha256(folder.best)}
-    folder.write_record(record)
-    trained_on = f"without {settings['target']}" if settings["target"] else f"{settings['source']} alone"
-    draw_curves(progress.history, f"{run.spec.network} on {settings['dataset']}, {trained_on}", folder.curves)
+    if folder.writes:
+        progress, best, settings = trainer.progress, trainer.progress.best(), folder.record["settings"]
+        folder.note(result={**best, "seconds": progress.seconds, "best_sha256": file_sha256(folder.best)})
+        trained_on = f"without {settings['target']}" if settings["target"] else f"{settings['source']} alone"
+        title = f"{settings['network']} on {settings['dataset']}, {trained_on}"
+        draw_curves(progress.history, best, title, folder.path / "curves.png")
 
 
-@dataclass
-class _Run:
-    spec: TrainSpec
-    sources: Sources
-    trainer: SourceTrainer
-    folder: RunFolder
-    record: Record | None  # None: another process writes the folder
-    workers: int
-    progress: _Progress = field(default_factory=_Progress)
+class SourceTrainer(Trainer):
+    """A source model under Adam. In a process group, each process trains on its rows of a batch."""
 
-    def restore(self) -> None:
-        """Restore trainer and progress from the last save, if there is one."""
-        if saved := self.trainer.restore(self.folder):
-            if not self.folder.best.exists():
-                raise DataError(f"{self.folder.best} is missing; remove {self.folder.path} to start this run again")
+    def __init__(self, spec: TrainSpec, classes: int, device: torch.device, group: ProcessGroup = ALONE) -> None:
+        torch.manual_seed(spec.seed)
+        network = create(spec.network, num_classes=classes)
+        self.fresh_head = spec.weights is None or not _load(network, spec.weights)
+        _check_runs(network, spec, classes)
+        super().__init__(network, device, partial(torch.optim.Adam, lr=spec.lr))
+        self.spec, self.group, self.progress = spec, group, _Progress()
+        self._distributed = DistributedNetwork(self.network, group) if group.size > 1 else None
+
+    def restore(self, folder: RunFolder) -> None:
+        """Continue from the last save, if there is one."""
+        if saved := folder.restore(self):
+            if not folder.best.exists():
+                raise DataError(f"{folder.best} is missing; remove {folder.path} to start this run again")
             self.progress = _Progress(**saved["progress"])
 
-    def go(self, save_every: int, on_step: OnStep | None) -> None:
-        """Run the remaining steps."""
+    def run(self, sources: Sources, folder: RunFolder, workers: int, save_every: int, on_step: OnStep | None) -> None:
+        """Take the remaining steps."""
         spec, progress = self.spec, self.progress
-        if self.record is not None:
-            self._begin_session(self.record)
+        folder.write_log(progress.history)  # without steps after the last save of a killed run
+        folder.begin_session(progress.step, self, fresh_head=self.fresh_head, processes=self.group.size)
         began = time.perf_counter() - progress.seconds
-        with closing(self._drawn()) as drawn:
+        with closing(self._drawn(sources, workers)) as drawn:
             for step, batch in zip(range(progress.step, spec.steps), drawn, strict=False):
-                loss = self._update(step, batch)
+                last = step == spec.steps - 1
+                loss = self.update(step, batch)
                 progress.seconds = time.perf_counter() - began
-                if _due(step, spec.eval_every, spec.steps):
-                    self._validate(step)
+                if last or step % spec.eval_every == 0:
+                    self._validate(step, sources, folder, workers)
                     progress.seconds = time.perf_counter() - began
-                if self.record is not None and _due(step, save_every, spec.steps):
-                    self.folder.write_state({"progress": asdict(progress)}, self.trainer.state())
-                if self.record is not None and on_step is not None:
+                if last or step % save_every == 0:
+                    folder.save({"progress": asdict(progress)}, self)
+                if on_step is not None:
                     mean = progress.history[-1]["mean"] if progress.history else None
                     on_step(StepReport(step, spec.steps, loss, mean))
 
-    def _begin_session(self, record: Record) -> None:
-        """Note who goes on from where."""
-        self.folder.write_log(self.progress.history)  # without steps after the last save of a killed run
-        trainer, group = self.trainer, self.trainer.group
-        facts = {"fresh_head": trainer.fresh_head, "processes": 1 if group is None else group.size}
-        record["sessions"].append(session(self.progress.step, trainer.device) | facts)
-        self.folder.write_record(record)
-
-    def _drawn(self) -> Any:
-        """Yield the batches from the next step on, or the rows of this process."""
-        sets = [domain.training for domain in self.sources.domains]
-        size, group = self.spec.per_domain, self.trainer.group
+    def _drawn(self, sources: Sources, workers: int) -> Any:
+        """Yield the rows of this process of the batches from the next step on."""
+        sets = list(sources.training.values())
+        size, rows = self.spec.per_domain, self.group.rows(self.spec.per_domain * len(sets))
         return training_batches(
             sets, training(self.spec.size), per_domain=size, seed=self.spec.seed, start_step=self.progress.step,
-            rows=None if group is None else group.rows(size * len(sets)), workers=self.workers,
+            rows=rows, workers=workers,
         )  # fmt: skip
 
-    def _update(self, step: int, batch: Batch) -> float:
-        loss = self.trainer.update(batch, seed_hash("step", self.spec.seed, step))
+    def update(self, step: int, batch: Batch) -> float:
+        """Take a step on a batch and return its loss."""
+        torch.manual_seed(seed_hash("step", self.spec.seed, step) + self.group.rank)  # for layers such as dropout
+        self.network.train()
+        images = batch.images.to(self.device, memory_format=torch.channels_last)
+        logits, factor = self._distributed(images) if self._distributed else (logits_of(self.network(images)), 1.0)
+        own = F.cross_entropy(logits, batch.labels.to(self.device)) * factor
+        self.optimizer.step(own)
+        loss = self.group.sum(own).item() / self.group.size
         if not math.isfinite(loss):
             raise SettingError(f"lr={self.spec.lr}: the loss is {loss} at step {step}; lower the learning rate")
-        self.progress.step += 1
+        self.progress.step = step + 1
         self.progress.loss_sum += loss
         self.progress.loss_count += 1
         return loss
 
-    def _validate(self, step: int) -> None:
+    def _validate(self, step: int, sources: Sources, folder: RunFolder, workers: int) -> None:
         """Measure each source domain, log it, and keep the weights if they are the best so far."""
         progress = self.progress
-        accuracies = {domain.name: self._accuracy(domain.validation) for domain in self.sources.domains}
+        accuracies = {name: self._accuracy(images, workers) for name, images in sources.validation.items()}
         mean = sum(accuracies.values()) / len(accuracies)
         loss = progress.loss_sum / progress.loss_count
         entry = {"step": step, "loss": loss, "mean": mean, "validation": accuracies, "seconds": progress.seconds}
         progress.history.append(entry)
         progress.loss_sum, progress.loss_count = 0.0, 0
-        if self.record is not None:
-            if progress.best() is entry:
-                self.folder.write_best(self.trainer.weights())
-            self.folder.write_log(progress.history)
+        if progress.best() is entry:
+            folder.write_best(self)
+        folder.write_log(progress.history)
 
-    def _accuracy(self, images: ImageSet) -> float:
-        """Return the accuracy on all images, of which this process predicts its share."""
-        group = self.trainer.group
-        own = None if group is None else np.arange(len(images))[group.rows(len(images))]
-        unaugmented = square(self.spec.size)
-        return self.trainer.accuracy(
-            batches(images, own, unaugmented, _VALIDATION_BATCH, workers=self.workers, on_error="raise")
+    @torch.inference_mode()
+    def _accuracy(self, images: ImageSet, workers: int) -> float:
+        """Return the accuracy in percent, to which each process contributes its rows."""
+        self.network.eval()
+        own = np.arange(len(images))[self.group.rows(len(images))]
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        unaugmented, at_once = square(self.spec.size), 64
+        for batch in batches(images, own, unaugmented, at_once, workers=workers, on_error="raise"):
+            shown = batch.images.to(self.device, memory_format=torch.channels_last)
+            correct += (logits_of(self.network(shown)).argmax(dim=1) == batch.labels.to(self.device)).sum()
+        return float(100.0 * self.group.sum(correct).item() / len(images))
+
+
+def _load(network: nn.Module, path: str | Path) -> bool:
+    """Load a checkpoint, and its head if that fits too; return whether it did. All other tensors must fit."""
+    inner = bare(network)
+    report = load_weights(network, path, strict=False)
+    head = guess_classifier(inner) or "-"  # without a linear layer no tensor may differ
+    unmatched = (*report.missing, *report.unexpected, *report.mismatched)
+    others = [name for name in unmatched if not name.startswith(f"{head}.")]
+    if others:
+        raise DataError(
+            f"weights={path}: {len(others)} tensors beside the head ({head}) do not fit the network, such as "
+            f"{', '.join(others[:3])}; give the name of the network that was trained"
         )
+    layer = inner.get_submodule(head) if unmatched else None
+    if isinstance(layer, nn.Linear) and "weight" in dict(layer.named_parameters()):  # not if it is weight-normed
+        layer.reset_parameters()  # as DomainBed does; some networks start with far larger weights
+    return not unmatched
 
 
-def _due(step: int, every: int, steps: int) -> bool:
-    """Whether an event is due that happens after step 0, every `every` steps, and after the last step."""
-    return step % every == 0 or step == steps - 1
+@torch.inference_mode()
+def _check_runs(network: nn.Module, spec: TrainSpec, classes: int) -> None:
+    """Run two blank images, so that an unsuitable size is reported before anything is written."""
+    try:
+        logits = logits_of(network.eval()(torch.zeros(2, 3, spec.size, spec.size)))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise ModelError(f"network={spec.network} cannot take images of {spec.size} pixels ({error})") from error
+    if logits.shape != (2, classes):
+        raise ModelError(f"network={spec.network} gives logits {list(logits.shape)}; expected [2, {classes}]")

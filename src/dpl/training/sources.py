@@ -2,22 +2,20 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dpl.core.errors import DataError, SettingError
 from dpl.core.settings import Checked, setting
-from dpl.data import Benchmark, ImageSet, open_benchmark, unchanged
-from dpl.data.cache import cached
-from dpl.data.loader import in_order
+from dpl.data import ImageSet, open_benchmark, unchanged
+from dpl.data.loader import decode_into
 from dpl.data.sets import Files, choose_domains
-from dpl.data.transforms import Pixels
-from dpl.streams import domainbed_split
+from dpl.streams import domainbed_split, seed_hash
 
-__all__ = ["HOLDOUT", "SourceDomain", "Sources", "TrainSpec", "open_sources"]
+__all__ = ["HOLDOUT", "Sources", "TrainSpec", "open_sources"]
 
 HOLDOUT = 0.2
 
@@ -51,26 +49,26 @@ class TrainSpec(Checked):
 
 
 @dataclass(frozen=True)
-class SourceDomain:
-    """One domain, split into training and validation images."""
-
-    name: str
-    index: int
-    images: int
-    training: ImageSet
-    validation: ImageSet
-
-
-@dataclass(frozen=True)
 class Sources:
-    """The domains to train on, in the benchmark's order and spelling."""
+    """The domains to train on, by their names and in the order of the benchmark."""
 
-    dataset: str
-    classes: tuple[str, ...]
-    target: str | None
-    domains: tuple[SourceDomain, ...]
-    digest: str
-    """Hash of the names and labels of all training and validation images."""
+    training: dict[str, ImageSet]
+    validation: dict[str, ImageSet]
+    settings: dict[str, str | None]
+    """Names of data set and domains as the benchmark spells them."""
+    record: dict[str, Any]
+    """What a run notes about its data."""
+
+    def add(self, name: str, images: ImageSet, index: int, spec: TrainSpec) -> None:
+        """Split a domain, with its number in the benchmark."""
+        split = domainbed_split(len(images), domain_index=index, trial_seed=spec.trial_seed, holdout=HOLDOUT)
+        if len(split.outside) == 0:
+            few = f"{images.name}: {len(images)} images"
+            raise DataError(f"{few}; at least 5 are needed: 20 % are held out for validation")
+        self.training[name] = images.subset(split.inside)
+        self.validation[name] = images.subset(split.outside[: spec.max_val])
+        counts = {"images": len(images), "training": len(split.inside), "validation": len(self.validation[name])}
+        self.record["domains"][name] = counts | {"split_seed": seed_hash(spec.trial_seed, index)}
 
 
 def open_sources(
@@ -86,34 +84,21 @@ def open_sources(
     wanted = [chosen] if spec.target is None else [name for name in names if name != chosen]
     if not wanted:
         raise SettingError(f"target={chosen!r} is the only domain of {benchmark.name}; no domain is left to train on")
-    whole = {name: _labelled(benchmark, name) for name in wanted}
-    digest = _digest(whole)
-    if cache is not None:
-        whole = {name: _decoded(image_set, Path(cache), workers) for name, image_set in whole.items()}
-    domains = tuple(_split(spec, name, names.index(name), whole[name]) for name in wanted)
-    return Sources(benchmark.name, benchmark.classes, chosen if spec.target else None, domains, digest)
-
-
-def _labelled(benchmark: Benchmark, name: str) -> ImageSet:
-    image_set = benchmark[name]
-    if not image_set.labelled:
-        raise DataError(f"{image_set.name}: some images have no label; every image of a source domain needs one")
-    return image_set
-
-
-def _split(spec: TrainSpec, name: str, index: int, image_set: ImageSet) -> SourceDomain:
-    split = domainbed_split(len(image_set), domain_index=index, trial_seed=spec.trial_seed, holdout=HOLDOUT)
-    if len(split.outside) == 0:
-        raise DataError(
-            f"{image_set.name}: {len(image_set)} images; at least 5 are needed: 20 % are held out for validation"
-        )
-    validation = image_set.subset(split.outside[: spec.max_val])
-    return SourceDomain(name, index, len(image_set), image_set.subset(split.inside), validation)
+    given = {"target": None, "source": None} | {"source" if spec.target is None else "target": chosen}
+    digest = _digest({name: benchmark[name] for name in wanted})
+    record: dict[str, Any] = {"images_sha256": digest, "classes": list(benchmark.classes), "domains": {}}
+    sources = Sources({}, {}, {"dataset": benchmark.name, **given}, record)
+    for name in wanted:
+        image_set = benchmark[name] if cache is None else _decoded(benchmark[name], Path(cache), workers)
+        sources.add(name, image_set, names.index(name), spec)
+    return sources
 
 
 def _digest(image_sets: dict[str, ImageSet]) -> str:
     digest = hashlib.sha256()
     for name, image_set in image_sets.items():
+        if not image_set.labelled:
+            raise DataError(f"{image_set.name}: some images have no label; every image of a source domain needs one")
         files = image_set.source.names if isinstance(image_set.source, Files) else ()
         digest.update("\n".join([name, *files]).encode("utf-8", "surrogateescape"))
         digest.update(np.ascontiguousarray(image_set.labels, dtype="<i8").tobytes())
@@ -122,18 +107,7 @@ def _digest(image_sets: dict[str, ImageSet]) -> str:
 
 def _decoded(image_set: ImageSet, folder: Path, workers: int) -> ImageSet:
     """Return the set with its pixels in the cache, in full size, because the augmentation crops before it resizes."""
-
-    def read(index: int) -> Pixels | DataError:
-        try:
-            return unchanged().pixels(image_set.load(index))
-        except DataError as error:
-            return error
-
-    def rows() -> Iterator[Pixels | DataError]:
-        return in_order(read, range(len(image_set)), workers=workers, ahead=64)
-
     try:
-        held = cached(image_set, unchanged(), folder, rows)
+        return decode_into(image_set, unchanged(), folder, workers) or image_set
     except DataError as error:
         raise DataError(f"cache: only images of one size can be cached; train without a cache ({error})") from error
-    return image_set if held is None else held

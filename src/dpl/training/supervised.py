@@ -12,13 +12,13 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from dpl.backbones import create
 from dpl.backbones.normalise import bare
@@ -31,8 +31,7 @@ from dpl.memory import update_class_memory
 from dpl.network.split import find_classifier, logits_of
 from dpl.objectives import dpl_star, prototype_regularization
 from dpl.streams import seed_hash
-from dpl.training.run_folder import Record, open_run, session
-from dpl.training.trainer import Trainer
+from dpl.training.run import Record, Trainer, open_run
 
 __all__ = ["LOSSES", "EpochReport", "SupervisedResult", "SupervisedSpec", "train_supervised"]
 
@@ -40,6 +39,7 @@ Loss = Literal["ce", "dpl"]
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 _PADDING = 4
 _EVALUATION_BATCH = 500
+Images = tuple[Tensor, Tensor]  # pixels [N, 3, H, W] (uint8), labels [N]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,48 +91,37 @@ def train_supervised(
 ) -> SupervisedResult:  # fmt: skip
     """Train on the data set below `data` and write to the folder `out`; a stopped run resumes after its last epoch."""
     place = choose_device(device)
-    training, test, classes = _open(spec, data)
-    asked = _new_record(spec, training, test)
+    sets = [open_benchmark(spec.dataset, data, split=split)[split] for split in ("train", "test")]
+    training, test = (_in_memory(image_set, spec.limit) for image_set in sets)
     devices = [place] if place.type == "cuda" else []
-    with open_run(out, asked) as (folder, record), torch.random.fork_rng(devices=devices):
-        trainer = SupervisedTrainer(spec, classes, place)
-        history = [EpochReport(**entry) for entry in trainer.restore(folder).get("history", [])]
+    digest = hashlib.sha256()
+    for tensor in (*training, *test):
+        digest.update(tensor.numpy().tobytes())
+    noted = {"images_sha256": digest.hexdigest(), "training": len(training[1]), "test": len(test[1])}
+    asked: Record = {"settings": dataclasses.asdict(spec), "data": noted, "sessions": [], "result": None}
+    with open_run(out, asked) as folder, torch.random.fork_rng(devices=devices):
+        trainer = SupervisedTrainer(spec, len(sets[0].classes), place)
+        history = [EpochReport(**entry) for entry in folder.restore(trainer).get("history", [])]
         if len(history) < spec.epochs:
-            record["sessions"].append(session(len(history), place))
-            folder.write_record(record)
+            folder.begin_session(len(history), trainer)
         for epoch in range(len(history), spec.epochs):
             history.append(trainer.epoch(epoch, training, test))
-            folder.write_state({"history": [dataclasses.asdict(report) for report in history]}, trainer.state())
+            folder.save({"history": [dataclasses.asdict(report) for report in history]}, trainer)
             if on_epoch is not None:
                 on_epoch(history[-1])
-        folder.write_best(trainer.weights())
-        result = SupervisedResult(
-            history[-1].accuracy, history[-1].cosine_accuracy, len(training), len(test), tuple(history)
-        )
-        folder.write_record(record | {"result": dataclasses.asdict(result)})
+        folder.write_best(trainer)
+        last, sizes = history[-1], (len(training[1]), len(test[1]))
+        result = SupervisedResult(last.accuracy, last.cosine_accuracy, *sizes, tuple(history))
+        folder.note(result=dataclasses.asdict(result))
         return result
 
 
-def _open(spec: SupervisedSpec, data: str | os.PathLike[str]) -> tuple[TensorDataset, TensorDataset, int]:
-    sets = [open_benchmark(spec.dataset, data, split=split)[split] for split in ("train", "test")]
-    training, test = (_in_memory(image_set, spec.limit) for image_set in sets)
-    return training, test, len(sets[0].classes)
-
-
-def _in_memory(image_set: ImageSet, limit: int | None) -> TensorDataset:
-    """Return pixels [N, 3, H, W] (uint8) and labels of all images, or of a fixed random subset of them."""
+def _in_memory(image_set: ImageSet, limit: int | None) -> Images:
+    """Return all images, or a fixed random subset of them."""
     drawn = np.random.default_rng(0).permutation(len(image_set))[:limit]
     parts = list(batches(image_set, np.sort(drawn), unchanged(), _EVALUATION_BATCH, on_error="raise"))
     pixels = torch.cat([(part.images * 255).round().to(torch.uint8) for part in parts])
-    return TensorDataset(pixels, torch.cat([part.labels for part in parts]))
-
-
-def _new_record(spec: SupervisedSpec, training: TensorDataset, test: TensorDataset) -> Record:
-    digest = hashlib.sha256()
-    for tensor in (*training.tensors, *test.tensors):
-        digest.update(tensor.numpy().tobytes())
-    data = {"images_sha256": digest.hexdigest(), "training": len(training), "test": len(test)}
-    return {"settings": dataclasses.asdict(spec), "data": data, "sessions": [], "result": None}
+    return pixels, torch.cat([part.labels for part in parts])
 
 
 class SupervisedTrainer(Trainer):
@@ -140,7 +129,9 @@ class SupervisedTrainer(Trainer):
 
     def __init__(self, spec: SupervisedSpec, classes: int, device: torch.device) -> None:
         torch.manual_seed(spec.seed)
-        super().__init__(_for_small_images(create(spec.network, num_classes=classes)), device)
+        network = _for_small_images(create(spec.network, num_classes=classes))
+        sgd = partial(torch.optim.SGD, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
+        super().__init__(network, device, sgd)
         self.spec = spec
         head = self.network.get_submodule(find_classifier(self.network))
         if not isinstance(head, nn.Linear):
@@ -149,33 +140,25 @@ class SupervisedTrainer(Trainer):
         self.head.register_forward_pre_hook(lambda _layer, inputs: self._seen.append(inputs[0]))
         self._seen: list[Tensor] = []
         self.memory = self.head.weight.detach().clone()
-        self.optimizer = torch.optim.SGD(
-            self.network.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay
-        )
 
-    def epoch(self, epoch: int, training: TensorDataset, test: TensorDataset) -> EpochReport:
+    def epoch(self, epoch: int, training: Images, test: Images) -> EpochReport:
         """Train on all training images once, then test."""
         began = time.perf_counter()
         torch.manual_seed(seed_hash("epoch", self.spec.seed, epoch))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.spec.lr * (1 + math.cos(math.pi * epoch / self.spec.epochs)) / 2
+        self.optimizer.scale_lr((1 + math.cos(math.pi * epoch / self.spec.epochs)) / 2)
         self.network.train()
-        order = torch.randperm(len(training))
+        order = torch.randperm(len(training[1]))
         size = min(self.spec.batch_size, len(order))
-        starts = range(0, len(order) - size + 1, size)  # a short last batch would have poor BatchNorm statistics
-        total = torch.zeros((), device=self.device)
-        for start in starts:
-            pixels, labels = self._batch(training, order[start : start + size])
+        total, steps = torch.zeros((), device=self.device), len(order) // size
+        for rows in torch.split(order[: steps * size], size):  # a short last batch would have poor BatchNorm statistics
+            pixels, labels = (tensor[rows].to(self.device) for tensor in training)
             loss = self._loss(_augmented(pixels), labels)
-            self.step(loss)
+            self.optimizer.step(loss)
             total += loss.detach()
-        mean = total.item() / len(starts)
+        mean = total.item() / steps
         if not math.isfinite(mean):
             raise SettingError(f"lr={self.spec.lr}: the loss is {mean} in epoch {epoch}; lower the learning rate")
         return EpochReport(epoch, mean, *self.accuracies(test), time.perf_counter() - began)
-
-    def _batch(self, images: TensorDataset, rows: Tensor) -> list[Tensor]:
-        return [tensor[rows].to(self.device) for tensor in images.tensors]
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         logits, features = self._forward(images)
@@ -193,16 +176,16 @@ class SupervisedTrainer(Trainer):
         return logits, self._seen.pop()
 
     @torch.inference_mode()
-    def accuracies(self, images: TensorDataset) -> tuple[float, float]:
+    def accuracies(self, images: Images) -> tuple[float, float]:
         """Return the accuracy in percent by logits, and by cosines."""
         self.network.eval()
         correct = torch.zeros(2, device=self.device)
-        for rows in torch.split(torch.arange(len(images)), _EVALUATION_BATCH):
-            pixels, labels = self._batch(images, rows)
-            logits, features = self._forward(pixels / 255)
+        for pixels, labels in zip(*(torch.split(tensor, _EVALUATION_BATCH) for tensor in images), strict=True):
+            logits, features = self._forward(pixels.to(self.device) / 255)
             by_angle = cosines(features, self.head.weight)
-            correct += torch.stack([(scores.argmax(dim=1) == labels).sum() for scores in (logits, by_angle)])
-        by_logits, by_cosines = (100 * correct / len(images)).tolist()
+            found = torch.stack([scores.argmax(dim=1) for scores in (logits, by_angle)])
+            correct += (found == labels.to(self.device)).sum(dim=1)
+        by_logits, by_cosines = (100 * correct / len(images[1])).tolist()
         return by_logits, by_cosines
 
     def state(self) -> dict[str, Tensor]:

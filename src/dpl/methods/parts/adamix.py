@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.core.numerics import variance_and_mean
-from dpl.network.norm import BatchRule, Forward, NormControl, channel_statistics, normalise
+from dpl.network.norm_control import BatchRule, Forward, NormControl, channel_statistics, normalise
 
 __all__ = ["AdaMix", "Moments", "source_share"]
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dpl.core.state import Stateful
 from dpl.memory.ema import ema_update, share_frozen
 from dpl.network import Network, Pass
-from dpl.network.norm import Rule
+from dpl.network.norm_control import Rule
 
 __all__ = ["AnsweredByTeacher", "Teacher"]
 

@@ -5,21 +5,43 @@
 PrintedCell(value=89.9, deviation=0.39, misprint=None, notes=())
 
 Rows are named like our methods, columns like our data sets. A printed average lists the columns it averages, and a
-printed improvement the column and row it compares with, so that both can be recomputed from measured figures.
+printed improvement the column and row it compares with, so that both can be recomputed from measured figures. The
+layout says where a measured stream belongs.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import yaml
 
-from dpl.core.errors import DataError, SettingError, did_you_mean
-from dpl.reproduce.layouts import PLACES, Layout
+from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS
+from dpl.core.errors import SettingError, did_you_mean
+from dpl.data.facts import CORRUPTIONS
+from dpl.data.sets import normalise_name
 
-__all__ = ["Improvement", "Note", "PrintedCell", "Table", "load", "tables"]
+__all__ = [
+    "PLACES", "Improvement", "Layout", "Note", "Place", "PrintedCell", "Row", "Table", "load", "network_name", "tables",
+]  # fmt: skip
+
+Row = Mapping[str, Any]  # one finished segment as `dpl.bench.cell_rows` returns it
+Place = Callable[[Row], tuple[str, str] | None]
+"""Returns column and stream of a measured row, None for a row that the table has no place for."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a table or figure shows where: the entry `layout` of a table's file."""
+
+    place: Place
+    streams: int = 1  # streams whose mean is one figure
+    open_rows: bool = True  # whether methods that the paper's table lacks are shown too
+    networks: Mapping[str, str] = field(default_factory=dict)
+    """The paper's network by the beginning of the column's name."""
+    selected: bool = False  # whether the paper chose settings on source validation
+    seeds: int | None = 3  # seeds behind the paper's figures; None where it does not say
 
 
 @dataclass(frozen=True)
@@ -63,16 +85,14 @@ class Table:
     decimals: int
     protocol: Mapping[str, str]
     layout: Layout
-    columns: tuple[str, ...]
-    averages: Mapping[str, Sequence[str]]
-    """The columns behind each average; an average of averages comes after them."""
+    columns: Sequence[str]
+    averages: Mapping[str, Sequence[str]]  # the columns behind each average; an average of averages comes after them
     improvements: Mapping[str, Improvement]
-    printed_as: Mapping[str, str]
-    """The paper's names of the rows."""
+    printed_as: Mapping[str, str]  # the paper's names of the rows
     cells: Mapping[tuple[str, str], PrintedCell]
     last_digit: frozenset[tuple[str, ...]]
     """Averages whose last digit is not that of the printed cells' mean, though unrounded cells could give it."""
-    notes: tuple[Note, ...]
+    notes: Sequence[Note]
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -102,31 +122,61 @@ def load(table: str) -> Table:
     if table not in tables():
         raise SettingError(f"the paper has no table {table!r}. {did_you_mean(table, tables())}")
     content = yaml.safe_load(files(__name__).joinpath(f"{table}.yaml").read_text(encoding="utf-8"))
-    notes = tuple(Note(**note) for note in content["notes"])
-    return Table(
-        name=table,
-        layout=Layout(**content["layout"] | {"place": PLACES[content["layout"]["place"]]}),
-        columns=tuple(content["columns"]),
-        averages=content.get("averages", {}),
-        improvements={name: Improvement(**gain) for name, gain in content.get("improvements", {}).items()},
-        cells=_cells(table, content, notes),
-        last_digit=frozenset(map(tuple, content["last_digit"])),
-        notes=notes,
-        **{name: content[name] for name in ("title", "metric", "decimals", "protocol", "printed_as")},
-    )
-
-
-def _cells(table: str, content: Mapping[str, Any], notes: tuple[Note, ...]) -> dict[tuple[str, str], PrintedCell]:
-    """Pair every printed figure with its row, its column and the marks set on it."""
-    misprints = {(mark["row"], mark["column"]): mark["why"] for mark in content["misprints"]}
+    layout, gains, misprints = content["layout"], content.pop("improvements", {}), content.pop("misprints")
+    why = {(mark["row"], mark["column"]): mark["why"] for mark in misprints}
+    notes = [Note(**note) for note in content["notes"]]
     cells: dict[tuple[str, str], PrintedCell] = {}
-    columns = content["columns"]
-    for row, figures in content["rows"].items():
-        if len(figures) != len(columns):
-            raise DataError(f"{table}.yaml: row {row!r} has {len(figures)} figures for {len(columns)} columns")
-        for column, figure in zip(columns, figures, strict=True):
+    for row, figures in content.pop("rows").items():
+        for column, figure in zip(content["columns"], figures, strict=True):
             if figure is not None:
                 value, deviation = figure if isinstance(figure, list) else (figure, None)
-                remarks = tuple(n.text for n in notes if (n.row, n.column) == (row, column))
-                cells[row, column] = PrintedCell(value, deviation, misprints.get((row, column)), remarks)
-    return cells
+                remarks = tuple(note.text for note in notes if (note.row, note.column) == (row, column))
+                cells[row, column] = PrintedCell(value, deviation, why.get((row, column)), remarks)
+    read = {
+        "layout": Layout(**layout | {"place": PLACES[layout["place"]]}),
+        "improvements": {name: Improvement(**gain) for name, gain in gains.items()},
+        "last_digit": frozenset(map(tuple, content["last_digit"])),
+    }
+    return Table(**{"name": table, "averages": {}} | content | read | {"cells": cells, "notes": notes})
+
+
+# ---- Where a measured stream belongs ----
+
+_BACKBONES = {"resnet18": "resnet18", "vit_base_patch16": "vit_b16", "mixer_b16": "mixer_b16"}
+
+
+def network_name(network: str) -> str:
+    """Return a network's name without where it comes from and which weights it had."""
+    return network.removeprefix("torchvision/").split(".")[0]
+
+
+def _by_severity(row: Row) -> tuple[str, str] | None:
+    """One column per data set and severity, the mean over the usual fifteen corruptions, on disk or regenerated."""
+    regenerated = row["dataset"] in CLEAN and row["corrupt"] is not None
+    corrupted = (regenerated or row["dataset"] in CORRUPTED) and row["severity"] is not None
+    if not corrupted or row["domains"][0] not in CORRUPTIONS:
+        return None
+    return f"{row['dataset']}{'_c' if regenerated else ''}/{row['severity']}", row["domains"][0]
+
+
+def _by_corruption(row: Row) -> tuple[str, str] | None:
+    place = _by_severity(row)
+    return (place[1], place[1]) if place and place[0] == "imagenet_c/5" else None
+
+
+def _by_backbone(row: Row) -> tuple[str, str] | None:
+    name = network_name(row["network"])
+    backbone = next((ours for beginning, ours in _BACKBONES.items() if name.startswith(beginning)), None)
+    domain = row["domains"][0]
+    return (f"{backbone}/{domain}", domain) if row["dataset"] == "pacs" and backbone else None
+
+
+# By the word that a table's file uses; of data sets of domains a column is the mean over the targets.
+PLACES: Mapping[str, Place] = {
+    "dataset": lambda row: (normalise_name(row["dataset"]), row["domains"][0]) if row["dataset"] in DOMAINS else None,
+    "pair": lambda row: (row["column"],) * 2 if row["dataset"] == "domainnet126" and "->" in row["column"] else None,
+    "corruption": _by_corruption,
+    "severity": _by_severity,
+    "backbone": _by_backbone,
+    "set": lambda row: (row["dataset"], row["domains"][0]),
+}

@@ -1,6 +1,9 @@
-"""Figures for Prometheus; every server has its own registry."""
+"""What operators see: log lines that name their stream, and figures for Prometheus."""
 
+import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -8,11 +11,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from dpl.serve.store import size_of
+
 if TYPE_CHECKING:
-    from dpl.serve.engine import Engine
+    from dpl.serve.server import Server
 
-__all__ = ["Gauges", "Metrics"]
+__all__ = ["CURRENT", "Metrics", "configure_logging"]
 
+CURRENT: ContextVar[str | None] = ContextVar("stream", default=None)  # the stream that this thread works on
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _OF_STREAM: dict[str, tuple[str, Callable[[Mapping[str, Any]], float]]] = {  # read from the stream's status
     "dpl_stream_confidence": ("Mean confidence of the last batch", lambda s: s["confidence"] or 0.0),
@@ -31,11 +37,42 @@ _OF_STREAM: dict[str, tuple[str, Callable[[Mapping[str, Any]], float]]] = {  # r
 }
 
 
-class Metrics:
-    """Counters and histograms; `Gauges` has the figures that can be read at any time."""
+def _name_stream(record: logging.LogRecord) -> bool:
+    """Add the stream; the guard and the methods do not know it."""
+    stream = getattr(record, "stream", None) or CURRENT.get()
+    vars(record).update(stream=stream, subject=f"stream {stream}: " if stream else "")
+    return True
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one JSON document in one line."""
+        entry = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "stream": getattr(record, "stream", None),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def configure_logging(form: str) -> None:
+    """Write the log to standard error, as `text` or `json`."""
+    handler = logging.StreamHandler()
+    handler.addFilter(_name_stream)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(subject)s%(message)s")
+    handler.setFormatter(_JsonLines() if form == "json" else text)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+class Metrics(Collector):
+    """Counters and histograms, and at each request the present state of a server; streams on disk are only counted."""
+
+    def __init__(self, server: "Server | None" = None) -> None:
+        self.registry, self._server = CollectorRegistry(), server
         counter, seconds = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
         self.requests = counter("dpl_requests", "Responses by endpoint and status", ["endpoint", "status"])
         self.seconds = seconds("dpl_request_seconds", "Time to the response", ["endpoint"], buckets=_SECONDS)
@@ -49,34 +86,24 @@ class Metrics:
         self.snapshot_seconds = seconds("dpl_snapshot_seconds", "Time to write a snapshot", buckets=_SECONDS)
         self.refused_snapshots = counter("dpl_refused_snapshots", "Damaged snapshots")
         self.failures = counter("dpl_failures", "Jobs that ended in an unexpected error")
-
-    def note_written(self, good: bool, seconds: float) -> None:
-        """Count a snapshot."""
-        self.snapshots.labels("written" if good else "failed").inc()
-        if good:
-            self.snapshot_seconds.observe(seconds)
-
-
-class Gauges(Collector):
-    """Reads the present state of the server at each request; streams on disk are only counted."""
-
-    def __init__(self, engine: "Engine") -> None:
-        self._engine = engine
+        self.registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Return one family per figure."""
-        engine, streams = self._engine, self._engine.streams()
+        """Return one family per figure of the server, if there is one."""
+        if (server := self._server) is None:
+            return
+        streams = server.engine.streams()
         in_memory = [(stream, state) for stream in streams if (state := stream.difference) is not None]
         for name, meaning, value in (
             ("dpl_streams", "Streams known", len(streams)),
             ("dpl_streams_in_memory", "Streams whose state is in memory", len(in_memory)),
-            ("dpl_delta_bytes", "Memory used by the states of streams", sum(state.size for _, state in in_memory)),
-            ("dpl_queue", "Requests accepted and not yet answered", engine.admitted),
-            ("dpl_storage_ok", "1 while the state folder can be written", engine.context.writer.problem is None),
-            ("dpl_step_seconds", "Time of one adaptation, smoothed", engine.context.step_seconds),
+            ("dpl_delta_bytes", "Memory used by the states of streams", sum(size_of(state) for _, state in in_memory)),
+            ("dpl_queue", "Requests accepted and not yet answered", server.engine.admitted),
+            ("dpl_storage_ok", "1 while the state folder can be written", server.writer.problem is None),
+            ("dpl_step_seconds", "Time of one adaptation, smoothed", server.step_seconds),
         ):
             yield GaugeMetricFamily(name, meaning, value=value)
-        statuses = [engine.describe(stream) for stream, _ in in_memory]
+        statuses = [stream.describe(server) for stream, _ in in_memory]
         for name, (meaning, read) in _OF_STREAM.items():
             family = GaugeMetricFamily(name, meaning, labels=["stream"])
             for status in statuses:

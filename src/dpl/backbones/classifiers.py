@@ -1,15 +1,16 @@
-"""A zero-shot classifier: an image encoder, and the embeddings of class descriptions as prototypes."""
+"""Other classifiers for a network: embeddings of class descriptions, or the rows of the classes that a test set has."""
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpl.core.errors import ModelError, SettingError
+from dpl.network.split import find_classifier
 
-__all__ = ["ZeroShot", "zero_shot"]
+__all__ = ["ZeroShot", "keep_classes", "zero_shot"]
 
 _CALLS = ("get_image_features", "encode_image", "forward")
 
@@ -44,7 +45,10 @@ class ZeroShot(nn.Module):
 
     def __init__(self, image_encoder: nn.Module, text_features: Tensor, scale: float) -> None:
         super().__init__()
-        self.image_encoder, self._call = _image_tower(image_encoder)
+        self.image_encoder, self._call = image_encoder, next(call for call in _CALLS if hasattr(image_encoder, call))
+        visual = getattr(image_encoder, "visual", None)
+        if isinstance(visual, nn.Module) and hasattr(image_encoder, "encode_image"):
+            self.image_encoder, self._call = visual, "forward"  # without the text encoder
         self.length = math.sqrt(scale)
         classes, dimensions = text_features.shape
         like = next(image_encoder.parameters(), text_features)
@@ -54,29 +58,34 @@ class ZeroShot(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [B, C]."""
-        embeddings = _embeddings(getattr(self.image_encoder, self._call)(images))
-        if embeddings.ndim != 2 or embeddings.shape[1] != self.classifier.in_features:
-            raise ModelError(
-                f"image_encoder returned {tuple(embeddings.shape)}; expected [batch, {self.classifier.in_features}], "
-                "as wide as text_features"
-            )
+        embeddings = getattr(self.image_encoder, self._call)(images)
+        for name in ("image_embeds", "pooler_output"):  # of transformers' models
+            if getattr(embeddings, name, None) is not None:
+                embeddings = getattr(embeddings, name)
+        found, wide = list(getattr(embeddings, "shape", [])) or type(embeddings).__name__, self.classifier.in_features
+        if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or embeddings.shape[1] != wide:
+            raise ModelError(f"image_encoder returned {found}; expected [batch, {wide}], as wide as text_features")
         logits: Tensor = self.classifier(self.length * F.normalize(embeddings, dim=1))
         return logits
 
 
-def _image_tower(model: nn.Module) -> tuple[nn.Module, str]:
-    """Return the module that embeds images, without a text encoder if it can be left out, and the name of its call."""
-    visual = getattr(model, "visual", None)
-    if isinstance(visual, nn.Module) and hasattr(model, "encode_image"):
-        return visual, "forward"
-    return model, next(call for call in _CALLS if hasattr(model, call))
+def keep_classes(network: nn.Module, outputs: Sequence[int], classifier: str | None = None) -> nn.Module:
+    """Replace the linear classifier of `network` by one with the rows `outputs`, in this order; return the network.
 
-
-def _embeddings(output: Any) -> Tensor:
-    """Return the embeddings in an encoder's output: a tensor, or what transformers' models return."""
-    for name in ("image_embeds", "pooler_output"):
-        if getattr(output, name, None) is not None:
-            output = getattr(output, name)
-    if not isinstance(output, Tensor):
-        raise ModelError(f"image_encoder returned {type(output).__name__}; expected embeddings [batch, dimensions]")
-    return output
+    ImageNet-R and ImageNet-A are evaluated in this way: `keep_classes(network, benchmark.outputs)`.
+    """
+    name = find_classifier(network, classifier)
+    layer = network.get_submodule(name)
+    if not isinstance(layer, nn.Linear) or "weight" not in dict(layer.named_parameters()):
+        raise ModelError(f"classifier {name!r} is not a plain nn.Linear; its rows cannot be selected")
+    rows = torch.as_tensor(list(outputs), dtype=torch.long)
+    if len(rows) < 2 or len(set(outputs)) < len(rows) or rows.min() < 0 or rows.max() >= layer.out_features:
+        raise SettingError(f"outputs: expected at least two different numbers from 0 to {layer.out_features - 1}")
+    kept = nn.Linear(layer.in_features, len(rows), layer.bias is not None, layer.weight.device, layer.weight.dtype)
+    with torch.no_grad():
+        kept.weight.copy_(layer.weight[rows])
+        if layer.bias is not None:
+            kept.bias.copy_(layer.bias[rows])
+    parent, _, child = name.rpartition(".")
+    setattr(network.get_submodule(parent), child, kept)
+    return network

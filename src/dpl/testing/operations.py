@@ -1,16 +1,18 @@
-"""How a method behaves on a device, proven without one.
+"""What single operations of torch show: whether a step stays on its device, and what a failure leaves behind.
 
 Torch's `meta` device has shapes and types but no values. There an operation that mixes devices fails, and so does
 every read on the host. `HostReads` counts these reads and answers each with ones, so that a step can go on. A run with
 no read is a proof that the step stays on its device and that the host never waits for it.
+
+`FailAt` counts the operations of a block and raises at the k-th. `first_change` runs a step for many k and compares
+the model's whole state, before and after: weights, optimizer, memory, generator, guard, counters.
 """
 
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpl.methods.model_state import stays_on_host
 from dpl.model.adaptive import AdaptiveModel
-from dpl.testing.checks import Subject
+from dpl.testing.checks import Subject, changed_keys
 
-__all__ = ["DeviceRun", "HostReads", "run_on_meta"]
+__all__ = ["DeviceRun", "FailAt", "HostReads", "Injected", "count_operations", "first_change", "run_on_meta"]
 
 _HOST, _META = torch.device("cpu"), torch.device("meta")
 _aten = torch.ops.aten
@@ -32,11 +34,6 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.reads: Counter[str] = Counter()
-
-    @property
-    def total(self) -> int:
-        """The number of reads."""
-        return self.reads.total()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -52,12 +49,8 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-def _to_host(tensor: Tensor, *, device: torch.device | None = None, dtype: Any = None, **_other: Any) -> Tensor | None:
-    return torch.ones(tensor.shape, dtype=dtype or tensor.dtype) if device == _HOST else None
-
-
-def _all_rows(mask: Tensor) -> Tensor:
-    return torch.empty(mask.numel(), mask.ndim, dtype=torch.int64, device=_META)
+def _ints(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64, device=_META)
 
 
 def _indexed(tensor: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
@@ -66,46 +59,33 @@ def _indexed(tensor: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
     if tensor.device != _META or not any(masks):
         return None
     rows = [
-        _all_rows(index).unbind(1) if is_mask else (index,)  # type: ignore[arg-type]
+        _ints(index.numel(), index.ndim).unbind(1) if is_mask else (index,)  # type: ignore[union-attr]
         for index, is_mask in zip(indices, masks, strict=True)
     ]
     return _aten.index.Tensor(tensor, list(chain(*rows)))  # type: ignore[no-any-return]
 
 
-def _unique(tensor: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    places = torch.empty(tensor.shape, dtype=torch.int64, device=_META)
-    return torch.empty_like(tensor).flatten(), places, places.flatten()
-
-
-def _counts(tensor: Tensor, _weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    return torch.empty(max(minlength, 1), dtype=torch.int64, device=_META)
-
-
 # What the host would read of a tensor on `meta`; None: this call reads nothing.
 _ANSWERS: dict[Any, Callable[..., Any]] = {
     _aten._local_scalar_dense.default: lambda tensor: torch.ones((), dtype=tensor.dtype).item(),
-    _aten._to_copy.default: _to_host,
+    _aten._to_copy.default: lambda own, dtype=None, device=None, **_: (
+        torch.ones(own.shape, dtype=dtype or own.dtype) if device == _HOST else None
+    ),
     _aten.copy_.default: lambda own, *_: own.fill_(1) if own.device == _HOST else None,
-    _aten.nonzero.default: _all_rows,
+    _aten.nonzero.default: lambda mask: _ints(mask.numel(), mask.ndim),
     _aten.index.Tensor: _indexed,
-    _aten._unique2.default: _unique,
-    _aten.bincount.default: _counts,
+    _aten._unique2.default: lambda own, *_, **__: (own.flatten().clone(), _ints(*own.shape), _ints(own.numel())),
+    _aten.bincount.default: lambda own, weights=None, minlength=0: _ints(max(minlength, 1)),
     _aten.equal.default: lambda *_, **__: True,
     _aten.allclose.default: lambda *_, **__: True,
 }
 
 
-@dataclass(frozen=True)
-class DeviceRun:
-    """What a run away from the CPU showed."""
+class DeviceRun(NamedTuple):
+    """What the host read in a run away from the CPU, by operation."""
 
-    step_reads: Counter[str]  # of the step that read most
-    predict_reads: Counter[str]
-
-    @property
-    def host_reads(self) -> int:
-        """The most reads of one step."""
-        return self.step_reads.total()
+    step: Counter[str]  # the step that read most
+    predict: Counter[str]
 
 
 def run_on_meta(subject: Subject, steps: int = 4) -> DeviceRun:
@@ -134,8 +114,7 @@ def run_on_meta(subject: Subject, steps: int = 4) -> DeviceRun:
 
 
 def _reads_of(call: Callable[[Tensor], Tensor], images: Tensor) -> Counter[str]:
-    host = HostReads()
-    with host:
+    with HostReads() as host:
         logits = call(images)
     if logits.device != _META or len(logits) != len(images):
         raise AssertionError(
@@ -154,3 +133,50 @@ def _everything_moved(model: AdaptiveModel) -> None:
         left += [name for name, value in state.items() if name not in stay and value.device != _META]
     if left:
         raise AssertionError(f"these were left on the CPU: {left[:4]}")
+
+
+class Injected(Exception):  # noqa: N818 - stands for any exception
+    """The exception that is raised on purpose."""
+
+
+class FailAt(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises at the operation of the given number (0: never); `seen` counts them."""
+
+    def __init__(self, number: int = 0, error: type[BaseException] = Injected) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.number, self.error, self.seen = number, error, 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Count, and fail once."""
+        self.seen += 1
+        if self.seen == self.number:
+            raise self.error(f"at operation {self.number}, {func}")
+        return func(*args, **(kwargs or {}))
+
+
+def count_operations(model: AdaptiveModel, images: Tensor) -> int:
+    """Return how many torch operations a step takes; the model is as before."""
+    before = model.state_dict()
+    with FailAt() as mode:
+        model(images)
+    model.load_state_dict(before)
+    return int(mode.seen)
+
+
+def first_change(model: AdaptiveModel, images: Tensor, points: Sequence[int]) -> str | None:
+    """Fail at each of these operations; return what the first failure changed, or None."""
+    images.grad = None
+    before, last = model.state_dict(), dict(model.last)
+    for number in points:
+        try:
+            with FailAt(number):
+                model(images)
+        except Injected:
+            changed = changed_keys(before, model.state_dict())
+            if changed or dict(model.last) != last or images.grad is not None:
+                return f"operation {number}: {changed or 'model.last or images.grad'}"
+        else:
+            return f"operation {number}: the exception was swallowed"
+    return None

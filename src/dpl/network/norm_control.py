@@ -1,0 +1,207 @@
+"""How the BatchNorm layers of a network are told which statistics to use; their parameters are not touched.
+
+Every BatchNorm layer of the private copy gets a subclass of its own class whose forward follows one shared
+`NormControl`. Rules hide attributes of a layer for the length of one call, so `state_dict` keys, buffers and
+activations fused into the layer (timm's BatchNormAct2d) stay as they are, and `uninstall` restores the class.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dpl.core.numerics import variance_and_mean
+
+__all__ = [
+    "BatchRule", "BatchStatistics", "Forward", "NormControl", "Rule", "RunningStatistics", "Statistics",
+    "channel_statistics", "hiding", "install", "normalise", "normalise_each", "uninstall",
+]  # fmt: skip
+
+Forward = Callable[[Tensor], Tensor]  # a layer's original forward
+Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a layer used
+Affine = tuple[Tensor, Tensor]  # scale and shift of each channel
+Rule = Callable[[_BatchNorm, Forward, Tensor, "NormControl"], Tensor]  # how one layer normalises one input
+
+
+class RunningStatistics:
+    """The source model's running statistics, never updated."""
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: "NormControl") -> Tensor:
+        """Normalise as in evaluation mode."""
+        with hiding(layer, training=False):
+            return forward(x)
+
+
+@dataclass
+class NormControl:
+    """The rule that all layers of one network follow."""
+
+    rule: Rule = field(default_factory=RunningStatistics)
+    groups: int = 1  # a batch of this many equal parts, each normalised by itself (augmented views run together)
+    recorded: Statistics | None = None
+    layers: list[_BatchNorm] = field(default_factory=list)  # that follow it
+    adapting: bool = False  # rules that remember the stream follow it now
+    targets: Statistics = field(default_factory=dict)  # averages that the next pass of a layer enters (for exports)
+    target_momentum: float = 0.0  # its weight in them
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether the rule normalises each sample without regard to the others."""
+        return not self.layers or isinstance(self.rule, RunningStatistics)
+
+    @contextmanager
+    def using(self, rule: Rule | None = None, *, groups: int = 1) -> Iterator[None]:
+        """Follow another rule (or the same one on each part of the batch) inside the block."""
+        before = self.rule, self.groups
+        self.rule, self.groups = rule or self.rule, groups
+        try:
+            yield
+        finally:
+            self.rule, self.groups = before
+
+    @contextmanager
+    def recording(self) -> Iterator[Statistics]:
+        """Record the statistics that each layer computes inside the block; running ones are not recorded."""
+        self.recorded = {}
+        try:
+            yield self.recorded
+        finally:
+            self.recorded = None
+
+    def record(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+        """Record given statistics if a recording is on."""
+        if self.recorded is not None:
+            self.recorded[layer] = (mean.detach(), variance.detach())
+
+    def record_batch(self, layer: _BatchNorm, x: Tensor) -> None:
+        """Record the batch statistics of `x` if a recording is on."""
+        if self.recorded is not None:
+            variance, mean = channel_statistics(x.detach())
+            self.record(layer, mean, variance)
+
+    @torch.no_grad()
+    def count(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+        """Enter a batch's statistics into the layer's average, where one waits for them."""
+        if layer in self.targets:
+            for average, fresh in zip(self.targets.pop(layer), (mean, variance), strict=True):
+                average.lerp_(fresh.to(average.dtype), self.target_momentum)
+
+
+class BatchRule:
+    """A rule that computes statistics of the batch. One value per channel has none: the running ones are used then."""
+
+    needs_running = False  # a layer without running statistics is normalised by the batch's alone
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+        """Normalise by `normalise`, where there are the statistics that it needs."""
+        if layer.running_mean is None:
+            rule = BatchStatistics() if self.needs_running else self
+            return rule.normalise(layer, forward, x, control)
+        if x.numel() // max(x.shape[1], 1) < 2:
+            return RunningStatistics()(layer, forward, x, control)
+        return self.normalise(layer, forward, x, control)
+
+    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+        """Return the layer's output."""
+        raise NotImplementedError
+
+
+class BatchStatistics(BatchRule):
+    """The current batch's statistics; running statistics are not updated."""
+
+    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+        """Normalise as in training mode; an average that waits for the batch takes the place of the running buffers."""
+        control.record_batch(layer, x)
+        hidden: dict[str, Any] = {"training": True, "track_running_stats": False}
+        if layer in control.targets:
+            mean, variance = control.targets.pop(layer)
+            hidden = {"training": True, "running_mean": mean, "running_var": variance, "num_batches_tracked": None}
+            hidden |= {"track_running_stats": True, "momentum": control.target_momentum}
+        with hiding(layer, **hidden):
+            return forward(x)
+
+
+def install(module: nn.Module) -> NormControl:
+    """Make every BatchNorm layer below `module` follow one new control, and return it."""
+    control = NormControl(layers=[layer for layer in module.modules() if isinstance(layer, _BatchNorm)])
+    for layer in control.layers:
+        layer.__class__ = _controlled(_original_class(layer))
+        vars(layer)["norm_control"] = control
+    return control
+
+
+def uninstall(module: nn.Module) -> None:
+    """Give every BatchNorm layer its own class back."""
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.__class__ = _original_class(layer)
+            for name in ("norm_control", "norm_columns"):
+                vars(layer).pop(name, None)
+
+
+@cache
+def _controlled(original: type[_BatchNorm]) -> type[_BatchNorm]:
+    """Return the subclass of a layer's class that follows a `NormControl`."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        control: NormControl = self.norm_control
+        if isinstance(control.rule, RunningStatistics) and not self.training:
+            return original.forward(self, x)  # nothing to hide: the way of most passes
+        parts = [x] if control.groups == 1 else x.chunk(control.groups)
+        outputs = [control.rule(self, lambda y: original.forward(self, y), part, control) for part in parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    return type(original.__name__, (original,), {"forward": forward, "original_class": original})
+
+
+def _original_class(layer: nn.Module) -> Any:
+    return getattr(type(layer), "original_class", type(layer))
+
+
+@contextmanager
+def hiding(layer: nn.Module, **attributes: Any) -> Iterator[None]:
+    """Let instance attributes hide parameters, buffers and flags for one call."""
+    before = {name: vars(layer)[name] for name in attributes if name in vars(layer)}
+    vars(layer).update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del vars(layer)[name]
+        vars(layer).update(before)
+
+
+def normalise(
+    layer: _BatchNorm, forward: Forward, x: Tensor, mean: Tensor, variance: Tensor, affine: Affine | None = None
+) -> Tensor:
+    """Run `forward` with given statistics (and another scale and shift than the layer's), differentiable in them.
+
+    The statistics are folded into the affine parameters, whose gradients the fused kernel does compute.
+    """
+    weight, bias = (layer.weight, layer.bias) if affine is None else affine
+    scale = torch.rsqrt(variance + layer.eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    zero, one = torch.zeros_like(mean), torch.full_like(mean, 1 - layer.eps)
+    with hiding(layer, training=False, weight=scale, bias=shift, running_mean=zero, running_var=one):
+        return forward(x)
+
+
+def normalise_each(layer: _BatchNorm, forward: Forward, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Run `forward` with statistics of each sample [B, C], differentiable in them."""
+    shape = *mean.shape, *[1] * (x.ndim - 2)
+    x = (x - mean.to(x.dtype).view(shape)) * torch.rsqrt(variance + layer.eps).to(x.dtype).view(shape)
+    zero = torch.zeros(x.shape[1], device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
+    return normalise(layer, forward, x, zero, zero + (1 - layer.eps))  # the affine part, and what is fused to it
+
+
+def channel_statistics(x: Tensor, correction: int = 0) -> tuple[Tensor, Tensor]:
+    """Return variance and mean of every channel."""
+    variance, mean = variance_and_mean(x, [dim for dim in range(x.ndim) if dim != 1], correction)
+    return variance.flatten(), mean.flatten()

@@ -1,0 +1,373 @@
+"""A stream on a live model, its state as a difference from the source state, and the jobs that it can do.
+
+Nothing else changes the adapted state of a stream.
+"""
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from dpl.core.errors import InputError, SnapshotError
+from dpl.model.adaptive import AdaptiveModel
+from dpl.runs.online import send
+from dpl.serve.store import Difference, StreamSnapshot
+from dpl.serve.stream import Stream
+
+if TYPE_CHECKING:
+    from dpl.serve.server import Server
+
+__all__ = [
+    "Act", "AdaptChoice", "Job", "LiveModel", "SourceState", "delete", "predict", "probe", "reset", "rollback",
+    "snapshot",
+]  # fmt: skip
+
+Act = Callable[["Job", "LiveModel"], None]
+AdaptChoice = Literal["auto", "wait", "off"]
+
+
+class SourceState:
+    """The state that every stream starts from; all streams share it and nothing changes it."""
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        self._state = dict(state)
+        self._weights = {k: v for k, v in state.items() if k.startswith("model.") and v.is_floating_point()}
+        self._size = _norm(self._weights.values())
+
+    def difference(self, state: Mapping[str, Tensor]) -> Difference:
+        """Return what `restored` needs to rebuild `state` exactly; its tensors are on the CPU."""
+        changed = {
+            key: value.detach().cpu()
+            for key, value in state.items()
+            if key not in self._state or not same_bits(value, self._state[key])
+        }
+        return changed | dict.fromkeys(self._state.keys() - state)
+
+    def restored(self, difference: Difference) -> dict[str, Tensor]:
+        """Return the state from which `difference` was taken."""
+        return {key: value for key, value in (self._state | dict(difference)).items() if value is not None}
+
+    def drift(self, difference: Difference) -> float:
+        """Return the change of the network's weights, relative to their norm."""
+        moved = [(value, self._weights[key]) for key, value in difference.items() if key in self._weights]
+        change = _norm([new.float() - old.cpu().float() for new, old in moved if new is not None])
+        return change / self._size if self._size else 0.0
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Compare bits, not values: 0.0 and -0.0 are equal numbers, but the streams that follow from them differ."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    first, second = (value.detach().contiguous().reshape(-1).view(torch.uint8) for value in (one, other))
+    return torch.equal(first, second.to(first.device))
+
+
+def _norm(values: Collection[Tensor]) -> float:
+    return math.sqrt(sum(float(value.double().square().sum()) for value in values))
+
+
+class LiveModel:
+    """A model in memory and the stream whose state it has, a nameless one at first; both are used by one thread."""
+
+    def __init__(self, model: AdaptiveModel, server: "Server") -> None:
+        self.model, self.server = model, server
+        self.used = 0.0
+        self.release()
+
+    def release(self) -> None:
+        """Leave the state of the model to nobody."""
+        nobody = Stream("", 1)
+        nobody.difference = {}
+        self.stream = nobody
+
+    def load(self, stream: Stream) -> None:
+        """Put a stream's state on the model, from memory or from disk; the one that was there stays in memory."""
+        if self.stream is stream:
+            return
+        self.difference()
+        try:
+            if stream.difference is None:
+                self._read_snapshot(stream)
+            else:
+                self._set_state(stream.difference)
+        except Exception:
+            self.release()
+            raise
+        self.stream = stream
+        self.server.metrics.swaps.inc()
+
+    def unload(self) -> None:
+        """Take the stream's state off the model; it stays in memory."""
+        self.difference()
+        self.release()
+
+    def predict(self, images: Tensor) -> tuple[Tensor, dict[int, str]]:
+        """Predict without adapting; return the logits, and the images without a prediction and why."""
+        images = _like_model(images, self.model)
+        excluded = {} if self.model.guard is None else self.model.guard.rows.examine(images).refused
+        logits = _finite(self.model.predict(images))
+        return logits, _without_prediction(logits, excluded)
+
+    def step(self, images: Tensor, request_id: str) -> tuple[Tensor, dict[int, str]]:
+        """Predict and adapt, and save the state if it has changed often enough; return what `predict` returns."""
+        start, model, stream, server = time.monotonic(), self.model, self.stream, self.server
+        counts = {} if model.guard is None else model.guard.counts
+        logits = self._adapted(_like_model(images, model))
+        stream.last = {key: value for key, value in model.last.items() if isinstance(value, (bool, int, float, str))}
+        updated = bool(stream.last.get("updated", True))
+        stream.note_change()
+        stream.steps += 1
+        stream.adapted += updated
+        stream.estimate = None if model.watch is None else model.estimate().as_dict()
+        self._note_guard(counts)
+        seconds = time.monotonic() - start
+        server.step_seconds = 0.8 * server.step_seconds + 0.2 * seconds if server.step_seconds else seconds
+        server.metrics.adaptations.labels("updated" if updated else "no_update").inc()
+        stream.event("predict", request_id=request_id, images=len(images), adaptation="adapted", updated=updated)
+        if stream.steps - stream.captured >= server.settings.snapshot_every:
+            self.save("auto")
+        return logits, _without_prediction(logits, model.last.get("set_aside", {}))
+
+    def _adapted(self, images: Tensor) -> Tensor:
+        """Adapt; return to the newest valid snapshot if the output is not finite, or a step fails without the guard.
+
+        A batch that the model refuses has changed nothing, and the guard undoes a failed step itself.
+        """
+        logits = None
+        try:
+            logits = self.model(images)
+            return _finite(logits)
+        except Exception as error:
+            if logits is not None or (self.model.guard is None and not isinstance(error, InputError)):
+                if self.server.store.newest(self.stream.id, use=self.restore)[0] is None:
+                    self.reset()
+                self.stream.event("recovered", version=self.stream.version)
+            raise
+
+    def _note_guard(self, before: Mapping[str, int]) -> None:
+        """Record what the guard did with the last batch: in the status, the events and the metrics."""
+        guard = self.model.guard
+        if guard is None:
+            return
+        report = dict(self.model.last["guard"])
+        self.stream.guard = {**report, "frozen": guard.frozen, "counts": {k: n for k, n in guard.counts.items() if n}}
+        for action, count in guard.counts.items():
+            if count > before[action]:
+                self.server.metrics.guard.labels(action).inc(count - before[action])
+        if report["action"] != "none":
+            self.stream.event("guard", action=report["action"], reason=report["reason"])
+
+    def save(self, kind: str) -> "Future[None]":
+        """Take a snapshot, which is written in the background; the result is there when it is on disk."""
+        return self.server.writer.save(self.stream, self.stream.as_snapshot(kind, self.difference()))
+
+    def restore(self, snapshot: StreamSnapshot) -> None:
+        """Set the state to that of a snapshot."""
+        self._set_state(snapshot.difference)
+        self.stream.note_change(snapshot.name.version)
+
+    def reset(self) -> None:
+        """Return to the source state, exactly."""
+        self._set_state({})
+        self.stream.note_change(0)
+        self.stream.refused = False
+
+    def difference(self) -> Difference:
+        """Return the difference between the model's present state and the source state."""
+        stream = self.stream
+        if stream.stale or stream.difference is None:
+            stream.difference = self.server.source.difference(self.model.state_dict())
+            stream.drift, stream.stale = self.server.source.drift(stream.difference), False
+        return stream.difference
+
+    def _read_snapshot(self, stream: Stream) -> None:
+        """Read the newest snapshot that is valid and fits; a stream without one starts from the source state."""
+        snapshot, problems = self.server.store.newest(stream.id, use=lambda it: self._set_state(it.difference))
+        for problem in problems:
+            stream.event("snapshot_refused", reason=problem)
+            self.server.metrics.refused_snapshots.inc()
+        if snapshot is not None:
+            stream.apply_snapshot(snapshot)
+            stream.drift = self.server.source.drift(snapshot.difference)
+            return
+        self._set_state({})
+        stream.difference = {}
+        if problems:
+            stream.note_change(0)
+            stream.refused = True
+            stream.event("started_over", reason="no snapshot could be read")
+
+    def _set_state(self, difference: Difference) -> None:
+        self.model.load_state_dict(self.server.source.restored(difference))
+
+
+def probe(model: AdaptiveModel, shape: tuple[int, ...]) -> tuple[int, bool]:
+    """Return the number of classes, and whether the output of a step is the prediction from before it.
+
+    If it is, the server can respond first. Two steps are tried, which also works for methods of third parties, and the
+    model is reset.
+    """
+    images = _like_model(torch.rand(8, *shape, generator=torch.Generator().manual_seed(0)), model)
+    first = getattr(model.settings, "output", "before") == "before"
+    for _ in range(2):
+        before = model.predict(images)
+        first &= torch.allclose(before, model(images), rtol=1e-4, atol=1e-5)
+    model.reset()
+    return before.shape[1], first
+
+
+def _like_model(images: Tensor, model: AdaptiveModel) -> Tensor:
+    """Return images on the model's device, in its precision."""
+    like = next(model.model.parameters())
+    return send(images.to(like.dtype), like.device)
+
+
+def _finite(logits: Tensor) -> Tensor:
+    logits = logits.detach().float().cpu()
+    good = logits.isfinite().all(dim=1)
+    if not good.all():
+        images = (~good).nonzero().flatten().tolist()
+        raise InputError(f"images {images[:8]} lead to non-finite outputs; remove them")
+    return logits
+
+
+def _without_prediction(logits: Tensor, excluded: Mapping[int, str]) -> dict[int, str]:
+    """Return why images have no prediction; the guard gives them logits of zero."""
+    blank = (logits == 0).all(dim=1).nonzero().flatten().tolist()
+    return dict.fromkeys(blank, "the network's output for this image is not finite") | dict(excluded)
+
+
+@dataclass(eq=False)
+class Job:
+    """Something to do with a stream on a live model; the response is the result of a future."""
+
+    request_id: str
+    act: Act
+    busy: bool = False  # whether requests wait, so that optional work is skipped
+    future: "Future[dict[str, Any]]" = field(default_factory=Future)
+    enqueued: float = field(default_factory=time.monotonic)
+    written: "Future[None] | None" = None  # what the response waits for
+    holds: bool = False  # nobody uses the stream until that is done
+
+    def respond(self, stream: Stream, **facts: Any) -> None:
+        """Set the result."""
+        about = {"stream": stream.id, "seq": stream.seq, "durable_through": stream.durable_through}
+        self.future.set_result(about | facts)
+
+
+def predict(
+    job: Job, live: LiveModel, *, images: Tensor, adapt: AdaptChoice = "auto", top: int = 1, probabilities: bool = False
+) -> None:
+    """Predict a batch and adapt to it: after the response if the method allows that, otherwise before it."""
+    stream = live.stream
+    stream.seq += 1
+    stream.images += len(images)
+    status, reason = _plan(job, live, adapt)
+    facts: dict[str, Any] = {"status": status, "reason": reason}
+    if status == "done":
+        logits, errors = live.step(images, job.request_id)
+        facts |= stream.last
+    else:
+        logits, errors = live.predict(images)
+    durable = stream.seq - 1 if status == "scheduled" else stream.seq
+    job.respond(
+        stream,
+        predictions=_predictions(live, logits.softmax(dim=1), errors, top, probabilities),
+        adaptation=facts,
+        guard=stream.guard,
+        durable_through=min(stream.durable_through, durable),
+    )
+    if status == "scheduled":
+        live.step(images, job.request_id)
+    elif status != "done":
+        stream.skipped += status == "skipped"
+        live.server.metrics.adaptations.labels(status).inc()
+        stream.event("predict", request_id=job.request_id, images=len(images), adaptation=status, reason=reason)
+
+
+def _plan(job: Job, live: LiveModel, adapt: AdaptChoice) -> tuple[str, str | None]:
+    """Return what the response says about the adaptation, and why there is none."""
+    if adapt == "off":
+        return "off", "the request has adapt=off"
+    if job.busy and adapt != "wait":
+        return "skipped", "requests are waiting longer than the latency budget"
+    if live.server.writer.problem and live.server.settings.on_storage_failure == "stop":
+        return "skipped", "the state folder cannot be written"
+    return "scheduled" if live.server.first and adapt != "wait" else "done", None
+
+
+def _predictions(
+    live: LiveModel, rows: Tensor, errors: dict[int, str], top: int, probabilities: bool
+) -> list[dict[str, Any]]:
+    """Return the prediction of each image, or why it has none; record their confidence and classes."""
+    names, best = live.server.names, rows.topk(min(top, rows.shape[1]), dim=1)
+    predictions = []
+    for row, values, labels in zip(rows, best.values.tolist(), best.indices.tolist(), strict=True):
+        ranked = [
+            {"class": label, "name": names[label] if label < len(names) else None, "confidence": value}
+            for value, label in zip(values, labels, strict=True)
+        ]
+        more = {"top": ranked} if top > 1 else {}
+        predictions.append(ranked[0] | more | ({"probabilities": row.tolist()} if probabilities else {}))
+    for i, reason in errors.items():
+        predictions[i] = {"class": None, "name": None, "confidence": None, "error": reason}
+    good = [row for row in predictions if "error" not in row]
+    if good:
+        live.stream.confidence.append(sum(row["confidence"] for row in good) / len(good))
+        live.stream.classes.extend(row["class"] for row in good)
+    live.server.metrics.images.inc(len(good))
+    return predictions
+
+
+def snapshot(job: Job, live: LiveModel) -> None:
+    """Write a snapshot of the stream to disk; manual snapshots are counted separately from automatic ones."""
+    live.stream.seq += 1
+    job.written = live.save("manual")
+    job.respond(live.stream, snapshot=live.stream.as_snapshot("manual", live.difference()).describe())
+
+
+def rollback(job: Job, live: LiveModel, *, to: int | None = None) -> None:
+    """Return to a snapshot: the newest one of an earlier state, or the one named by `to`; then save that state."""
+    stream, store = live.stream, live.server.store
+    if to is None:
+        found, problems = store.newest(stream.id, before=stream.version, use=live.restore)
+        if found is None:
+            reason = f" ({problems[0]})" if problems else ""
+            raise SnapshotError(f"no snapshot of an earlier state than version {stream.version}{reason}; try reset")
+    else:
+        names = store.names(stream.id)
+        chosen = next((name for name in names if name.seq == to), None)
+        if chosen is None:
+            raise SnapshotError(f"no snapshot {to}; there are {[name.seq for name in names] or 'none'}")
+        found = store.read(stream.id, chosen)
+        live.restore(found)
+    stream.seq += 1
+    stream.changed = stream.seq
+    stream.event("rollback", request_id=job.request_id, to=found.name.seq, version=found.name.version)
+    job.written = live.save("auto")
+    job.respond(stream, restored=found.describe())
+
+
+def reset(job: Job, live: LiveModel) -> None:
+    """Return the stream to the source model, exactly."""
+    live.stream.seq += 1
+    live.reset()
+    live.stream.event("reset", request_id=job.request_id)
+    job.written = live.save("auto")
+    job.respond(live.stream)
+
+
+def delete(job: Job, live: LiveModel) -> None:
+    """Delete the stream, in memory and on disk."""
+    stream = live.stream
+    facts = {"seq": stream.seq, "durable_through": stream.durable_through}  # as it was
+    live.unload()
+    job.written, job.holds = live.server.writer.delete(stream), True
+    job.written.add_done_callback(partial(live.server.engine.end_delete, stream))  # before the response follows
+    job.respond(stream, **facts, deleted=True)
