@@ -9,7 +9,7 @@ python benchmarks/digits_study.py --store RUNS
 python benchmarks/default_study.py collect --data DATA --weights W --store RUNS
 python benchmarks/default_study.py write
 
-`guard` runs `dpl_soft` on the streams of soft_cifar.yaml again, as `dpl.adapt(network)` does: under the guard.
+`guard` runs `dpl_soft` on these streams again, as `dpl.adapt(network)` does: under the guard.
 """
 
 import argparse
@@ -71,10 +71,10 @@ class Guarded(BenchContext):
         return PreparedModel(dpl.adapt(network), 0.0, "none")
 
 
-def guard(data: Path, weights: Path, store: Path) -> None:
-    """Run the default under the guard on every stream of soft_cifar.yaml that is not done."""
+def guard(data: Path, weights: Path, store: Path, file: str) -> None:
+    """Run the default under the guard on every stream of an experiment file that is not done."""
     logging.disable(logging.WARNING)
-    grid = read_grid(SHIPPED / "soft_cifar.yaml", FileLocations(data, weights, SHIPPED))
+    grid = read_grid(SHIPPED / f"{file}.yaml", FileLocations(data, weights, SHIPPED))
     context, done = Guarded(data, grid.files, cache=store / "corrupted"), Store(store / "guard")
     for unit in (cell.candidates[0].target for cell in grid.cells if cell.label == DEFAULT):
         if not done.done(unit):
@@ -88,10 +88,11 @@ def collect(data: Path, weights: Path, store: Path, files: Iterable[str]) -> Non
     Remove the lines of a method that has changed first: they are those of its earlier form.
     """
     columns, digits, kept = [*COLUMNS, "visit"], store / "digits.jsonl", pd.read_csv(DATA)
-    new = [_by_visit(finished_runs(name, data, weights, store, columns)) for name in files]
-    if "soft_cifar" in files:
-        guarded = finished_runs("soft_cifar", data, weights, store / "guard", columns)
-        new.append(_by_visit(guarded.replace({"label": {DEFAULT: GUARDED}})))
+    new = [
+        _by_visit(finished_runs(name, data, weights, place, columns).replace({"label": {DEFAULT: label}}))
+        for place, label in ((store, DEFAULT), (store / "guard", GUARDED))
+        for name in files
+    ]
     if digits.is_file():
         new.append(pd.read_json(digits, lines=True).round({"accuracy": 4}))
     places = pd.concat([kept, *new])[KEY].drop_duplicates()  # old lines keep theirs
@@ -228,10 +229,11 @@ def main() -> None:
     parser.add_argument("action", choices=("guard", "collect", "write"))
     for name in ("data", "weights", "store"):
         parser.add_argument(f"--{name}", type=Path)
-    parser.add_argument("--files", nargs="*", default=FILES, help="experiment files to collect, if not all")
+    parser.add_argument("--files", nargs="*", default=FILES, help="experiment files, if not all")
     args = parser.parse_args()
     if args.action == "guard":
-        guard(args.data, args.weights, args.store)
+        for file in args.files:
+            guard(args.data, args.weights, args.store, file)
     elif args.action == "collect":
         collect(args.data, args.weights, args.store, args.files)
     else:
