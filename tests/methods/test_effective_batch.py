@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import dpl
 from dpl.methods.parts.effective_batch import EffectiveBatch
-from dpl.network.norm import AutoBlend
+from dpl.network.norm import STREAM, AutoBlend, MeasuredShift
 from dpl.testing import Subject
 from dpl.testing.checks import copies_are_independent, predict_changes_nothing, reset_is_exact, resumes_exactly
 from nets import images, network
@@ -169,8 +169,46 @@ def test_the_second_look_sees_the_source_model() -> None:
     model, batch = dpl.adapt(network(), "tent", norm="auto", lr=0.1, layout="as_is"), images(8)
     for _ in range(3):
         model(batch)
-    seen = model.method.effective_batch._source_predictions(batch)
+    seen = model.method.effective_batch._source_predictions(batch, MeasuredShift())
     assert torch.allclose(seen, network()(batch).softmax(dim=1).detach())
+
+
+def in_fog(labels: Tensor) -> Tensor:
+    """Pictures of little contrast, with more light in the channel of the first class."""
+    x = 0.5 * pictures(labels)
+    x[:, 0] += 0.5
+    return x
+
+
+def test_the_averages_of_the_stream_are_those_of_the_formula() -> None:
+    model, mean, variance = dpl.adapt(Bright(), "norm", norm="auto", layout="as_is"), 1 / CLASSES, 1 / CLASSES
+    for seed in range(4):
+        x = mixed(seed)
+        model(x)
+        own, rate = x[:, 2].double(), len(x) / (len(x) + STREAM)
+        variance = (1 - rate) * (variance + rate * (float(own.mean()) - mean) ** 2) + rate * float(own.var())
+        mean += rate * (float(own.mean()) - mean)
+    rule = model.method.norm_rule
+    assert (float(rule.means[2]), float(rule.variances[2])) == pytest.approx((mean, variance), rel=1e-5)
+
+
+def test_a_mixed_stream_does_not_use_them() -> None:
+    model, other = (dpl.adapt(Bright(), "norm", norm="auto", layout="as_is") for _ in range(2))
+    other.method.norm_rule.means.fill_(3.0)
+    assert torch.equal(model(mixed(0)), other(mixed(0)))
+
+
+def test_a_shifted_stream_in_class_order_is_mended_by_its_averages() -> None:
+    """By the source statistics everything is of the first class, and by a batch's own statistics anything."""
+    batches = torch.arange(CLASSES).repeat_interleave(800).roll(-800).split(16)
+    right = {}
+    for norm in ("running", "batch", "auto"):
+        model = dpl.adapt(Bright(), "norm", norm=norm, layout="as_is")
+        right[norm] = [int((model(in_fog(part)).argmax(dim=1) == part).sum()) for part in batches]
+    last = {norm: sum(counts[-100:]) / 1600 for norm, counts in right.items()}  # of the last class and of the first
+    assert last["running"] < 0.6
+    assert last["batch"] < 0.6
+    assert last["auto"] > 0.9
 
 
 def at_home() -> Bright:

@@ -26,7 +26,7 @@ from dpl.core.errors import InputError, ModelError, SettingError
 from dpl.core.extras import optional
 from dpl.core.files import write_file, write_folder
 from dpl.methods.base import Method
-from dpl.network.norm import batch_share
+from dpl.network.norm import AutoBlend, batch_share
 from dpl.network.norm_control import uninstall
 from dpl.network.split import logits_of, private_copy
 from dpl.network.target_statistics import RECENT
@@ -91,15 +91,20 @@ def plain_network(method: Method[Any]) -> tuple[nn.Module, str]:
     if reason:
         raise ModelError(f"{method.info.name!r} cannot be exported: {reason}; model.save keeps the adaptive model")
     network, target = method.predicting, method.target_statistics
-    share = 0.0 if target is None else batch_share(network.norm.rule, target.images) or 0.0
+    rule = network.norm.rule
+    share = 0.0 if target is None else batch_share(rule, target.images) or 0.0
     batches = 0 if target is None or not share else min(target.batches, RECENT)
     copy = private_copy(network.module)
     uninstall(copy)
     averages = {} if target is None or not batches else target.by_layer(network.norm)
     for layer, plain in zip(network.module.modules(), copy.modules(), strict=True):
-        if isinstance(layer, _BatchNorm) and layer in averages:
-            for name, average in zip(("running_mean", "running_var"), averages[layer], strict=True):
-                plain.get_buffer(name).lerp_(average, share)
+        if not isinstance(layer, _BatchNorm) or layer.running_mean is None:
+            continue
+        buffers = [plain.get_buffer(name) for name in ("running_mean", "running_var")]
+        for buffer, rest in zip(buffers, rule.rest(layer) if isinstance(rule, AutoBlend) else buffers, strict=True):
+            buffer.copy_(rest)
+        for buffer, average in zip(buffers, averages.get(layer, ()), strict=False):
+            buffer.lerp_(average, share)
     classifier = method.exported_classifier()
     if classifier is not None:
         _set_classifier(copy.get_submodule(str(network.classifier_name)), *classifier)

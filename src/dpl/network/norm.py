@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.core.errors import SettingError
 from dpl.core.numerics import at_least_float32
+from dpl.core.random import Random
 from dpl.network.norm_control import (
     BatchRule,
     BatchStatistics,
@@ -25,16 +26,17 @@ from dpl.network.norm_control import (
     hiding,
     normalise,
 )
-from dpl.network.stream_norm import BatchRenormalisation, UnMix
+from dpl.network.stream_norm import BatchRenormalisation, StreamRule, UnMix
 
 __all__ = [
-    "ENOUGH", "FULL_BATCH", "RULES", "UNKNOWN", "AutoBlend", "BatchStatistics", "BlendedStatistics", "MeasuredShift",
+    "ENOUGH", "FULL_BATCH", "RULES", "STREAM", "UNKNOWN", "AutoBlend", "BatchStatistics", "BlendedStatistics", "MeasuredShift",
     "MedianStatistics", "RecordedStatistics", "RunningStatistics", "TrackRunning", "batch_share", "blend_with_running",
     "parse_norm",
 ]  # fmt: skip
 
 ENOUGH = 16  # images of a batch that tell how far it has shifted, and how alike its images are
 FULL_BATCH = 32  # images; a smaller one has the same share of statistics, and a lower learning rate
+STREAM = 2048  # images that the averages of the stream reach back to
 UNKNOWN = 1e4  # the shift until it is measured: larger than any, also in half precision
 
 
@@ -109,23 +111,38 @@ class RecordedStatistics:
             return forward(x)
 
 
-@dataclass
-class AutoBlend:
+class AutoBlend(StreamRule):
     """A blend whose share follows the effective size of the batch and the size of the shift (`norm="auto"`).
 
-        n_e = n / (1 + (n - 1) rho),   share = n_e / (n_e + prior min(1, n / 32)) * max(0, 1 - (least / shift)^2)
+        n_e = n / (1 + (n - 1) rho),   share = n_e / (n_e + prior min(1, n / 32)) g,   g = max(0, 1 - (least / shift)^2)
 
     rho says how much more alike the images of a batch are than any two images, and the shift how far their means lie
     from the source statistics; dpl.methods.parts.effective_batch measures both. Mixed batches below 32 have the share
     of one of 32: even the statistics of one image, in so small a share, mend more of a shift than they cost. Where
     nothing has shifted they only cost, so there the source statistics stay. Every network that holds the rule follows
     it. Nothing is read on the host.
+
+    The rest of the blend are the source statistics. Where batches are not mixed (rho > 0), their own statistics say
+    little, but the stream's say much: then the rest are g parts of its averages M and V, which start as the source
+    statistics and follow each batch with mean m and variance v by r = n / (n + 2048):
+
+        V <- (1 - r) (V + r (m - M)^2) + r v,   M <- M + r (m - M)
     """
 
-    prior: float = 128  # images that the source statistics count for, beside a batch of 32 or more
-    least: float = 0.02  # shift up to which they stay
-    rho: Tensor = field(default_factory=lambda: torch.zeros(()))
-    shift: Tensor = field(default_factory=lambda: torch.tensor(UNKNOWN))
+    means: Tensor  # M, [channels]
+    variances: Tensor  # V, [channels]
+    prior: float = 128  # images that the rest of the blend counts for, beside a batch of 32 or more
+    least: float = 0.02  # shift up to which the source statistics stay
+
+    def __init__(self, prior: float = prior, least: float = least) -> None:
+        super().__init__()
+        self.prior, self.least = prior, least
+        self.rho, self.shift = torch.zeros(()), torch.tensor(UNKNOWN)
+
+    def start(self, mean: Tensor, variance: Tensor, random: Random) -> None:
+        """Begin with the source statistics."""
+        self.declare(means=mean, variances=variance)
+        self.change_in_place("means", "variances")
 
     def effective_size(self, count: int) -> Tensor:
         """n_e of a batch of `count` images."""
@@ -141,9 +158,33 @@ class AutoBlend:
         """0 where nothing has shifted, near 1 where much has."""
         return (1 - (self.least / self.shift.clamp(min=1e-9)).square()).clamp(min=0)
 
-    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
-        """Normalise by the present blend."""
-        return BlendedStatistics(self.share(len(x)))(layer, forward, x, control)
+    def rest(self, layer: Any) -> tuple[Tensor, Tensor]:
+        """Mean and variance that the batch's are blended with."""
+        columns: slice = vars(layer)["norm_columns"]
+        of_stream = blend_with_running(layer, self.means[columns], self.variances[columns], self.shifted)
+        of_source = layer.running_mean, layer.running_var
+        mean, variance = (torch.where(self.rho > 0, *pair) for pair in zip(of_stream, of_source, strict=True))
+        return mean, variance
+
+    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+        """Normalise by the present blend, then let the averages follow the batch."""
+        variance, mean = channel_statistics(x, 1)
+        control.count(layer, mean, variance)
+        blend = [
+            torch.lerp(rest, own.to(rest.dtype), self.share(len(x)).to(rest.dtype))
+            for rest, own in zip(self.rest(layer), (mean, variance), strict=True)
+        ]
+        if control.adapting:
+            self._follow(vars(layer)["norm_columns"], mean, variance, len(x) / (len(x) + STREAM))
+        control.record(layer, *blend)
+        return normalise(layer, forward, x, *blend)
+
+    @torch.no_grad()
+    def _follow(self, columns: slice, mean: Tensor, variance: Tensor, rate: float) -> None:
+        M, V = self.means[columns], self.variances[columns]
+        away = mean.to(M.dtype) - M
+        V.addcmul_(away, away, value=rate).lerp_(variance.to(V.dtype), rate)
+        M.add_(away, alpha=rate)
 
 
 @dataclass(frozen=True)
@@ -155,6 +196,7 @@ class MeasuredShift:
     """
 
     by_layer: list[Tensor] = field(default_factory=list)
+    moves: list[Tensor] = field(default_factory=list)  # of each channel's mean, in running deviations
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Normalise by the source statistics, and measure."""
@@ -162,8 +204,9 @@ class MeasuredShift:
         if layer.running_mean is not None and layer.running_var is not None and not one:
             means = at_least_float32(x).flatten(2).mean(dim=2) if x.ndim > 2 else at_least_float32(x)
             by_chance = means.var(dim=0) / len(means)
-            excess = (means.mean(dim=0) - layer.running_mean).square() - by_chance
-            self.by_layer.append((excess / (layer.running_var + layer.eps)).mean())
+            move, variance = means.mean(dim=0) - layer.running_mean, layer.running_var + layer.eps
+            self.by_layer.append(((move.square() - by_chance) / variance).mean())
+            self.moves.append(move * variance.rsqrt())
         return RunningStatistics()(layer, forward, x, control)
 
     def added_to(self, before: Tensor, images: int) -> Tensor:

@@ -30,7 +30,7 @@ from torch.func import functional_call
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.network.norm import ENOUGH, FULL_BATCH, UNKNOWN, AutoBlend, MeasuredShift
+from dpl.network.norm import ENOUGH, FULL_BATCH, STREAM, UNKNOWN, AutoBlend, MeasuredShift
 from dpl.network.split import logits_of
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class EffectiveBatch(Stateful):
 
     rho: Tensor  # [], 0 to 1
     shift: Tensor  # [], in running variances
+    moves: Tensor | None  # [channels], of the means over the stream, in running deviations
+    seen: float  # how much of their average is the stream's
     total: Tensor | None  # [C], sum of the predictions
     squares: Tensor | None  # [2]: of each prediction; of each batch's total, divided by its images
     batches: float  # sum of the batches' weights, and of their squares
@@ -61,14 +63,16 @@ class EffectiveBatch(Stateful):
         super().__init__()
         self.rule = rule
         self.declare(rho=torch.zeros((), device=device), total=None, squares=None)
-        self.declare(shift=torch.full((), UNKNOWN, device=device))
+        self.declare(shift=torch.full((), UNKNOWN, device=device), moves=None, seen=0.0)
         self.declare(batches=0.0, squared_weights=0.0, rows=0.0, correlated=0)
         self.follow()
 
     def look(self, images: Tensor) -> None:
         """Measure rho and the shift with this batch, before the method predicts it."""
         if len(images) > 1:
-            self._add(self._source_predictions(images[:: -(-len(images) // ENOUGH)]))
+            measured = MeasuredShift()
+            self._add(self._source_predictions(images[:: -(-len(images) // ENOUGH)], measured))
+            self._average(measured, len(images))
             self.follow()
             # The one value that is read on the host, until it is first positive: a return to the source changes the
             # shapes of memories, which no tensor can decide.
@@ -80,13 +84,25 @@ class EffectiveBatch(Stateful):
             optimizer.scale_lr(full * self.rule.shifted)
 
     @torch.no_grad()
-    def _source_predictions(self, images: Tensor) -> Tensor:
+    def _source_predictions(self, images: Tensor, measured: MeasuredShift) -> Tensor:
         """Return the source model's predictions, and measure the shift on the way."""
-        measured = MeasuredShift()
         with self.model.network.norm.using(measured):
             logits = logits_of(functional_call(self.model.network.module, self.model.source_parameters(), (images,)))
         self.shift = measured.added_to(self.shift, len(images))
         return at_least_float32(logits).softmax(dim=1).nan_to_num()  # one broken image must not stay in the sums
+
+    @torch.no_grad()
+    def _average(self, measured: MeasuredShift, count: int) -> None:
+        """Average the moves of the means over the stream; once it is known to be correlated, they tell the shift."""
+        if not measured.moves:
+            return
+        now, rate = torch.cat(measured.moves).nan_to_num(), count / (count + STREAM)
+        self.moves = now * rate if self.moves is None else torch.lerp(self.moves, now, rate)
+        self.seen += rate * (1 - self.seen)
+        if self.correlated:
+            by_layer = (self.moves / self.seen).square().split([len(move) for move in measured.moves])
+            over_stream = torch.stack([layer.mean() for layer in by_layer]).mean().to(self.shift.dtype)
+            self.shift = torch.where(self.rho > 0, over_stream, self.shift)
 
     def _add(self, predictions: Tensor) -> None:
         """Add one batch of predictions [m, C] to the sums, and compute rho."""
