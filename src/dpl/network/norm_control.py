@@ -16,11 +16,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.core.numerics import variance_and_mean
+from dpl.core.state import Stateful
 
 __all__ = [
-    "BatchRule", "BatchStatistics", "Forward", "NormControl", "Rule", "RunningStatistics", "Statistics",
-    "channel_statistics", "hiding", "install", "normalise", "normalise_each", "uninstall",
+    "RECENT", "BatchRule", "BatchStatistics", "Forward", "NormControl", "Rule", "RunningStatistics", "Statistics",
+    "TargetStatistics", "channel_statistics", "hiding", "install", "normalise", "normalise_each", "uninstall",
 ]  # fmt: skip
+
+RECENT = 16  # batches that an average of statistics reaches back to; more would keep those that older weights made
 
 Forward = Callable[[Tensor], Tensor]  # a layer's original forward
 Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a layer used
@@ -124,6 +127,46 @@ class BatchStatistics(BatchRule):
             hidden |= {"track_running_stats": True, "momentum": control.target_momentum}
         with hiding(layer, **hidden):
             return forward(x)
+
+
+class TargetStatistics(Stateful):
+    """The mean of each channel's statistics, of all batches so far or of about the last `RECENT`.
+
+    A plain network normalises by fixed statistics. Where adaptation uses those of each batch, an export puts this
+    average in their place. It costs almost nothing: the fused kernel that normalises a batch also updates running
+    buffers, and it is given these instead of the layer's own.
+    """
+
+    batches: int
+    images: int  # in the last batch
+    mean: Tensor | None  # the channels of all layers, one after the other
+    variance: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.declare(batches=0, images=0, mean=None, variance=None)
+        self.change_in_place("mean", "variance")
+
+    def begin(self, control: NormControl, count: int) -> None:
+        """Let the next pass of each layer count, if it computes statistics of the batch of `count` images."""
+        control.targets, self.images = self.by_layer(control), count
+        self._waiting = len(control.targets)
+        control.target_momentum = 1 / min(self.batches + 1, RECENT)
+
+    def end(self, control: NormControl) -> None:
+        """Let no further pass count."""
+        self.batches += len(control.targets) < self._waiting
+        control.targets = {}
+
+    def by_layer(self, control: NormControl) -> Statistics:
+        """Return the average of each layer that has running statistics, as views that may be written to."""
+        layers = {layer: layer.running_mean for layer in control.layers if layer.running_mean is not None}
+        widths = [len(mean) for mean in layers.values()]
+        if self.mean is None or self.variance is None:
+            like = next(iter(layers.values()), torch.empty(0))
+            self.mean, self.variance = like.new_zeros(sum(widths)), like.new_zeros(sum(widths))
+        pairs = zip(torch.split(self.mean, widths), torch.split(self.variance, widths), strict=True)
+        return dict(zip(layers, pairs, strict=True))
 
 
 def install(module: nn.Module) -> NormControl:
