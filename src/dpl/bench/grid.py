@@ -19,7 +19,7 @@ from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import choose_domains, normalise_name
 from dpl.streams import PROTOCOLS
 
-__all__ = ["ExperimentGrid", "FileLocations", "read_grid", "searched_settings", "section_cells"]
+__all__ = ["ExperimentGrid", "FileLocations", "fixed_settings", "read_grid", "searched_settings", "section_cells"]
 
 
 @dataclass
@@ -181,12 +181,10 @@ def _shift_streams(section: Section) -> Iterator[tuple[str, None, dict[str, Any]
 
 
 def _cell(section: Section, entry: MethodEntry, stream: _Stream) -> Cell:
-    names = _setting_names(entry.method)
-    common = {name: value for name, value in section.settings.items() if name in names}
-    fixed = {"seed": stream.unit.seed, **common, **entry.settings}
+    fixed = {"seed": stream.unit.seed} | fixed_settings(section, entry)
     unit = replace(stream.unit, method=entry.method, batch_size=entry.batch_size or section.batch_size)
     unit = replace(unit, source=_source(section, entry, unit))
-    grid = searched_settings(section, entry, names)
+    grid = searched_settings(section, entry)
     choices = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]  # the last varies fastest
     built = []
     for values in choices:
@@ -197,13 +195,20 @@ def _cell(section: Section, entry: MethodEntry, stream: _Stream) -> Cell:
     return Cell(section.name, entry.label, unit.seed, tuple(built), stream.source, section.oracle and len(built) > 1)
 
 
-def searched_settings(section: Section, entry: MethodEntry, names: list[str]) -> dict[str, tuple[Any, ...]]:
+def fixed_settings(section: Section, entry: MethodEntry) -> dict[str, Any]:
+    """Return what is set for a method: what it has of the section's settings, then its own."""
+    names = _setting_names(entry.method)
+    return {name: value for name, value in section.settings.items() if name in names} | dict(entry.settings)
+
+
+def searched_settings(section: Section, entry: MethodEntry) -> dict[str, tuple[Any, ...]]:
     """Return what is searched for a method: its own grid, or the section's without what is fixed for it."""
     if section.selection is None or not entry.selection:
         return {}
     if entry.grid is not None:
         return dict(entry.grid)
-    return {k: v for k, v in section.selection.items() if k in names and k not in entry.settings}
+    names = set(_setting_names(entry.method)).difference(entry.settings)
+    return {name: values for name, values in section.selection.items() if name in names}
 
 
 def _weights(section: Section, stream: _Stream, locations: FileLocations) -> Path:
