@@ -35,7 +35,7 @@ def main() -> None:
     cases.sort(key=lambda case: case.seed)  # all settings with one seed before the next seed
     store = Store(args.out)
     if not args.no_run:
-        failed = run_cells(cases, store, BenchContext(args.data, grid.files, decoded=args.cache, workers=1), tell)
+        failed = run_cells(cases, store, BenchContext(args.data, grid.files, decoded=args.cache), tell)
         print("".join(f"failed: {reason}\n" for reason in failed.values()))
     for section in dict.fromkeys(case.section for case in cases):
         print(table([case for case in cases if case.section == section and complete(case, store)], store))

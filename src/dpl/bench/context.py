@@ -38,12 +38,11 @@ class SourceBatches:
     transform: str
     batch_size: int
     seed: int
-    workers: int = 0
     device: str = "cpu"
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order, transform = seeded(self.seed, "source").permutation(len(self.images)), make_transform(self.transform)
-        read = batches(self.images, order, transform, self.batch_size, workers=self.workers, on_error="raise")
+        read = batches(self.images, order, transform, self.batch_size, workers=1, on_error="raise")
         for batch in read:
             images = batch.images.to(self.device, memory_format=torch.channels_last)
             yield images, batch.labels.to(self.device)
@@ -68,7 +67,6 @@ class BenchContext:
     files: Mapping[str, Path]  # weight and list files by the SHA-256 of their content
     cache: Path | None = None  # folder for regenerated corruptions; None: a temporary one
     decoded: Path | None = None  # folder for decoded images; None: they are decoded each time
-    workers: int = 0  # threads that read images ahead
     device: str = "cpu"
     _open: dict[str, tuple[Benchmark, tuple[str, ...]]] = field(default_factory=dict)
     _network: tuple[str, nn.Module] | None = None
@@ -180,6 +178,5 @@ class BenchContext:
                     "another data set as source"
                 )
             sets.append(whole.subset(positions))
-        return SourceBatches(
-            joined(sets), source.transform or unit.transform, source.batch_size, unit.seed, self.workers, self.device
-        )
+        transform = source.transform or unit.transform
+        return SourceBatches(joined(sets), transform, source.batch_size, unit.seed, self.device)

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     grid = read_grid(args.file, places, limit=args.limit)
     cells = _chosen_cells(grid, args.only)
     store = Store(args.out)
-    context = BenchContext(args.data, grid.files, cache=args.cache or args.out / "cache", decoded=args.cache, workers=1)
+    context = BenchContext(args.data, grid.files, cache=args.cache or args.out / "cache", decoded=args.cache)
     units = [unit for cell in cells for unit in cell.units()]
     for note in check_data(units, context):
         warn(f"note: {note}")

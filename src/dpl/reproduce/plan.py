@@ -150,7 +150,7 @@ def _plan(path: Path, request: Request, only: Collection[str] | None) -> Experim
         raise SettingError(f"{path}: contains none of the requested rows: {', '.join(only)}")
     locations = FileLocations(request.data, request.weights, path.parent)
     store = Store(request.store)
-    context = BenchContext(request.data, locations.files, cache=store.root / "cache", workers=1)
+    context = BenchContext(request.data, locations.files, cache=store.root / "cache")
     plan = Experiment(title, sections, request, store, context)
     for section in sections:
         absent = problem(section.name, _open_data, section, locations)
