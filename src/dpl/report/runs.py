@@ -287,10 +287,8 @@ def _store_traces(cells: Sequence[Cell], store: _CheckedStore) -> dict[tuple[str
             if not any(unit.key in item.subject for item in store.damage):
                 store.damage.append(Item(f"{unit.title} ({unit.key})", f"{_ARRAYS} cannot be read"))
             continue
-        for number, record in enumerate(store.records(unit)):
-            column = f"{cell.source}->{record['segment']}" if cell.source else record["segment"]
-            by_seed = traces.setdefault((cell.label, _stream({**record, "column": column})), {})
-            by_seed[cell.seed] = whole[segment == number]
+        for number, row in enumerate(cell_rows([cell], store)):
+            traces.setdefault((cell.label, _stream(row)), {})[cell.seed] = whole[segment == number]
     return traces
 
 
