@@ -1,9 +1,9 @@
-"""What a machine adds to a unit: where data and weights are, caches, and models that are kept from unit to unit."""
+"""What a machine adds to experiments: where their files are, caches, and models that are kept from unit to unit."""
 
 import json
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,7 @@ from dpl.backbones import create, keep_classes
 from dpl.bench.images import FOLDER, StreamedDomain, UnitStream, part_of
 from dpl.bench.unit import SourceData, Unit, with_tuples
 from dpl.core.errors import DataError
+from dpl.core.files import file_sha256
 from dpl.data import Benchmark, DataWarning, ImageSet, batches, open_benchmark, open_folder
 from dpl.data.folders import shorten
 from dpl.data.imagenet_variants import IMAGENET_VARIANTS
@@ -64,10 +65,13 @@ class BenchContext:
     """Where things are on this machine, and what is kept in memory between units."""
 
     data: Path
-    files: Mapping[str, Path]  # weight and list files by the SHA-256 of their content
+    weights: Path = Path()  # folder of the source weights
+    config: Path = Path()  # folder of the experiment file
+    files: dict[str, Path] = field(default_factory=dict)  # weight and list files by the SHA-256 of their content
     cache: Path | None = None  # folder for regenerated corruptions; None: a temporary one
     decoded: Path | None = None  # folder for decoded images; None: they are decoded each time
     device: str = "cpu"
+    _digests: dict[Path, str] = field(default_factory=dict)
     _open: dict[str, tuple[Benchmark, tuple[str, ...]]] = field(default_factory=dict)
     _network: tuple[str, nn.Module] | None = None
     _model: tuple[str, PreparedModel] | None = None
@@ -114,6 +118,20 @@ class BenchContext:
         if source.dataset == FOLDER:
             options = {"domains": source.domains}
         return self.open(source.dataset, **options)[0]
+
+    def find(self, name: str) -> Path:
+        """Return a list file named relative to the data folder or to the experiment file."""
+        for base in (self.data, self.config):
+            if (base / name).is_file():
+                return base / name
+        raise DataError(f"{name}: no such file below {self.data} or {self.config}")
+
+    def digest(self, path: Path) -> str:
+        """Return a file's hash, computed once, and remember its path."""
+        if path not in self._digests:
+            self._digests[path] = file_sha256(path)
+        self.files.setdefault(self._digests[path], path)
+        return self._digests[path]
 
     def file(self, digest: str) -> Path:
         """Return the file with this content."""
