@@ -94,8 +94,7 @@ class BenchContext:
                 del self._open[next(iter(self._open))]
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                folders = name == FOLDER
-                benchmark = self._folders(**options) if folders else open_benchmark(name, self.data, **options)
+                benchmark = self._folders(**options) if name == FOLDER else open_benchmark(name, self.data, **options)
             notes = tuple(str(w.message) for w in caught if issubclass(w.category, DataWarning))
             self._open[key] = benchmark, notes
         return self._open[key]

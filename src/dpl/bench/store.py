@@ -109,9 +109,8 @@ class Store:
 
     def units(self) -> Iterator[Unit]:
         """Yield every finished unit."""
-        folders = sorted(self._units.iterdir()) if self._units.is_dir() else []
-        for folder in folders:
-            if not folder.name.startswith(".") and _is_whole(folder):
+        for folder in sorted(self._units.glob("[!.]*")):
+            if _is_whole(folder):
                 yield Unit.from_record(json.loads((folder / "unit.json").read_text(encoding="utf-8")))
 
     def rows(self, **wanted: Any) -> list[Record]:
