@@ -6,7 +6,7 @@ activations fused into the layer (timm's BatchNormAct2d) stay as they are, and `
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -57,24 +57,16 @@ class NormControl:
         """Whether the rule normalises each sample without regard to the others."""
         return not self.layers or isinstance(self.rule, RunningStatistics)
 
-    @contextmanager
-    def using(self, rule: Rule | None = None, *, groups: int = 1) -> Iterator[None]:
+    def using(self, rule: Rule | None = None, *, groups: int = 1) -> AbstractContextManager[None]:
         """Follow another rule (or the same one on each part of the batch) inside the block."""
-        before = self.rule, self.groups
-        self.rule, self.groups = rule or self.rule, groups
-        try:
-            yield
-        finally:
-            self.rule, self.groups = before
+        return hiding(self, rule=rule or self.rule, groups=groups)
 
     @contextmanager
     def recording(self) -> Iterator[Statistics]:
         """Record the statistics that each layer computes inside the block; running ones are not recorded."""
-        self.recorded = {}
-        try:
-            yield self.recorded
-        finally:
-            self.recorded = None
+        statistics: Statistics = {}
+        with hiding(self, recorded=statistics):
+            yield statistics
 
     def record(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
         """Record given statistics if a recording is on."""
@@ -207,8 +199,8 @@ def _original_class(layer: nn.Module) -> Any:
 
 
 @contextmanager
-def hiding(layer: nn.Module, **attributes: Any) -> Iterator[None]:
-    """Let instance attributes hide parameters, buffers and flags for one call."""
+def hiding(layer: object, **attributes: Any) -> Iterator[None]:
+    """Let instance attributes hide others, and a layer's parameters, buffers and flags, inside the block."""
     before = {name: vars(layer)[name] for name in attributes if name in vars(layer)}
     vars(layer).update(attributes)
     try:
