@@ -21,6 +21,7 @@ from dpl.core.errors import DataError, MissingExtraError, SettingError, Snapshot
 from dpl.core.extras import optional
 from dpl.core.files import clear_drafts, file_sha256, lock, write_file
 from dpl.core.optimizer import NamedOptimizer, OptimizerFactory
+from dpl.core.state import part_of
 from dpl.data import training
 from dpl.runs.costs import environment
 from dpl.snapshot import read_snapshot, write_snapshot
@@ -54,10 +55,9 @@ class Trainer:
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
-        inner = bare(self.network)
-        moments = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
+        moments = part_of(tensors, "optimizer")
         try:
-            inner.load_state_dict({name: tensors[f"network.{name}"] for name in inner.state_dict()})
+            bare(self.network).load_state_dict(part_of(tensors, "network"))
             self.optimizer.restore({"/".join(name.rsplit(".", 1)): value for name, value in moments.items()})
         except (KeyError, RuntimeError) as error:
             raise SnapshotCorrupt(f"the saved state does not fit the network: {error}") from error
