@@ -104,10 +104,10 @@ class NamedOptimizer:
                 torch._foreach_sub_(counts, 1)
 
     def keep(self) -> Callable[[], None]:
-        """Return a function that undoes the steps from now on."""
+        """Return a function that puts back the optimizer's state; its parameters belong to others, who keep them."""
         held = {parameter: dict(entries) for parameter, entries in self.optimizer.state.items()}
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        undo = undo_changes([*self.parameters.values(), *self.entries().values()])
+        undo = undo_changes([*self.entries().values()])
 
         def put_back() -> None:
             self.optimizer.state.clear()
