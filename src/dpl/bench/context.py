@@ -113,9 +113,8 @@ class BenchContext:
 
     def open_source(self, source: SourceData) -> Benchmark:
         """Open the data set that source images come from."""
-        options: dict[str, Any] = {} if source.split is None else {"split": source.split}
-        if source.dataset == FOLDER:
-            options = {"domains": source.domains}
+        split: dict[str, Any] = {} if source.split is None else {"split": source.split}
+        options = {"domains": source.domains} if source.dataset == FOLDER else split
         return self.open(source.dataset, **options)[0]
 
     def find(self, name: str) -> Path:

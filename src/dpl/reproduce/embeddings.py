@@ -94,15 +94,15 @@ def subset(size: int, most: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng([0, size]).permutation(size)[:most]).astype(np.int64)
 
 
-def tsne(points: Points, seed: int = 0) -> Floats:
+def tsne(points: Points) -> Floats:
     """Return two coordinates for each point, from its first principal components."""
     values = np.asarray(points, dtype=np.float64)
     if min(values.shape) > _DIMENSIONS:
-        pca: Any = optional("sklearn.decomposition", "bench").PCA(_DIMENSIONS, random_state=seed)
+        pca: Any = optional("sklearn.decomposition", "bench").PCA(_DIMENSIONS, random_state=0)
         values = pca.fit_transform(values)
     perplexity = min(_PERPLEXITY, (len(values) - 1) / 3)
     manifold: Any = optional("sklearn.manifold", "bench")
-    placed = manifold.TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(values)
+    placed = manifold.TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(values)
     return np.asarray(placed, dtype=np.float64)
 
 
@@ -161,8 +161,7 @@ def make_figure2(request: Request) -> Result:
     runs = [(target, method) for target in targets for method in _METHODS if method in target.counts]
     lacking = [f"{target.name} ({method})" for target, method in runs if method not in target.features]
     if lacking:
-        text = f"not collected: {', '.join(lacking)}; run again without --no-run"
-        experiment.missing.append(Item("features", text))
+        experiment.missing.append(Item("features", f"not collected: {', '.join(lacking)}; run again without --no-run"))
     note = footer(experiment, "(a) the first, (b) their mean and, as whiskers, their range")
     rows = []
     for (name, features, counts), method in runs:
