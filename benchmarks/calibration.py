@@ -12,7 +12,7 @@ from statistics import fmean
 
 import torch
 
-from dpl.bench import BenchContext, Candidate, Cell, FileLocations, Store, read_grid, run_cells
+from dpl.bench import BenchContext, Candidate, Cell, Store, read_grid, run_cells
 from dpl.bench.store import complete
 
 CONFIG = Path(__file__).parents[1] / "src/dpl/configs" / "calibration.yaml"
@@ -30,12 +30,12 @@ def main() -> None:
     parser.add_argument("--no-run", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    grid = read_grid(args.config, FileLocations(args.data, args.weights, args.config.parent))
+    grid = read_grid(args.config, BenchContext(args.data, args.weights, args.config.parent))
     cases = [single for case in grid.cells if args.section in (None, case.section) for single in without_target(case)]
     cases.sort(key=lambda case: case.seed)  # all settings with one seed before the next seed
     store = Store(args.out)
     if not args.no_run:
-        failed = run_cells(cases, store, BenchContext(args.data, grid.files, decoded=args.cache, workers=1), tell)
+        failed = run_cells(cases, store, BenchContext(args.data, files=grid.files, decoded=args.cache), tell)
         print("".join(f"failed: {reason}\n" for reason in failed.values()))
     for section in dict.fromkeys(case.section for case in cases):
         print(table([case for case in cases if case.section == section and complete(case, store)], store))

@@ -23,7 +23,7 @@ import torch
 from paired import by_label, difference, finished_runs
 
 import dpl
-from dpl.bench import FileLocations, Store, read_grid
+from dpl.bench import Store, read_grid
 from dpl.bench.context import BenchContext, PreparedModel
 from dpl.bench.images import UnitStream
 from dpl.bench.run import run_unit
@@ -74,8 +74,8 @@ class Guarded(BenchContext):
 def guard(data: Path, weights: Path, store: Path, file: str) -> None:
     """Run the default under the guard on every stream of an experiment file that is not done."""
     logging.disable(logging.WARNING)
-    grid = read_grid(SHIPPED / f"{file}.yaml", FileLocations(data, weights, SHIPPED))
-    context, done = Guarded(data, grid.files, cache=store / "corrupted"), Store(store / "guard")
+    grid = read_grid(SHIPPED / f"{file}.yaml", BenchContext(data, weights, SHIPPED))
+    context, done = Guarded(data, files=grid.files, cache=store / "corrupted"), Store(store / "guard")
     for unit in (cell.candidates[0].target for cell in grid.cells if cell.label == DEFAULT):
         if not done.done(unit):
             done.commit(unit, run_unit(unit, context))

@@ -20,7 +20,7 @@ import yaml
 from safetensors.torch import save_file
 
 from dpl.backbones import create
-from dpl.bench import BenchContext, ExperimentGrid, FileLocations, Store, read_grid, run_cells
+from dpl.bench import BenchContext, ExperimentGrid, Store, read_grid, run_cells
 from dpl.bench.cluster import ClusterOptions, run_on_ray
 from dpl.bench.engine import GridRun
 from dpl.data.facts import CORRUPTIONS
@@ -48,13 +48,13 @@ def make_grid(root: Path, names: tuple[str, ...], steps: int) -> ExperimentGrid:
     }  # fmt: skip
     file = root / f"grid{steps}.yaml"
     file.write_text(yaml.safe_dump(content))
-    return read_grid(file, FileLocations(root, root / "weights", root))
+    return read_grid(file, BenchContext(root, root / "weights", root))
 
 
 def steps_for(root: Path, seconds: float) -> int:
     """Return the number of steps with which a unit lasts about so long."""
     grid = make_grid(root, CORRUPTIONS[:1], 20)
-    context = BenchContext(root, grid.files)
+    context = BenchContext(root, files=grid.files)
     run_cells(grid.cells, Store(root / "warm"), context)
     start = time.perf_counter()
     run_cells(grid.cells, Store(root / "calibration"), context)
@@ -80,7 +80,7 @@ def main() -> None:
     names = tuple(CORRUPTIONS[: args.units])
     make_data(root, names)
     grid = make_grid(root, names, steps_for(root, args.seconds))
-    context = BenchContext(root, grid.files)
+    context = BenchContext(root, files=grid.files)
     result: dict[str, float] = {"units": len(grid.units())}
     if not args.no_serial:
         start = time.perf_counter()

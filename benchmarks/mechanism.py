@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from dpl.bench import BenchContext, FileLocations, Unit, read_grid, run_unit
+from dpl.bench import BenchContext, Unit, read_grid, run_unit
 from dpl.bench.images import UnitStream
 from dpl.bench.unit import resolved_settings
 from dpl.model.adaptive import AdaptiveModel
@@ -146,8 +146,8 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
         for seed, loss in product(range(3), ("ce", "dpl")):
             yield f"supervised {loss}", "cifar10", seed, lambda loss=loss, seed=seed: supervised(loss, seed, args.data)  # type: ignore[misc]
         return
-    grid = read_grid(CONFIG, FileLocations(args.data, args.weights, CONFIG.parent))
-    context = BenchContext(args.data, grid.files, decoded=args.cache)
+    grid = read_grid(CONFIG, BenchContext(args.data, args.weights, CONFIG.parent))
+    context = BenchContext(args.data, files=grid.files, decoded=args.cache)
     sources = [cell.candidates[0].target for cell in grid.cells if cell.label == "source"]
     for unit in sources:
         target = unit.domains[0]

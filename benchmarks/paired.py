@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from dpl.bench import FileLocations, Store, read_grid
+from dpl.bench import BenchContext, Store, read_grid
 from dpl.bench.section import SHIPPED
 from dpl.bench.tables import cell_rows, frame
 
@@ -76,7 +76,7 @@ def _resampled(streams: list[NDArray[np.float64]]) -> NDArray[np.float64]:
 def finished_runs(name: str, data: Path, weights: Path, store: Path, columns: list[str]) -> pd.DataFrame:
     """Return one line for each finished run of a shipped experiment file, if there is any."""
     file = SHIPPED / f"{name}.yaml"
-    grid = read_grid(file, FileLocations(data, weights, file.parent))
+    grid = read_grid(file, BenchContext(data, weights, file.parent))
     lines = frame(cell_rows(grid.cells, Store(store))).reindex(columns=columns)
     lines = lines.round({"accuracy": 4, "confidence": 4})
     lines["column"] = lines["column"].astype(str).str.split("@").str[0]  # all corruptions have one severity

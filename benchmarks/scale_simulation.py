@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from unittest.mock import patch
 
-from dpl.bench import Cell, FileLocations, Store, Unit, read_grid
+from dpl.bench import BenchContext, Cell, Store, Unit, read_grid
 from dpl.data.facts import DOMAIN_FOLDERS, DOMAINNET126_COUNTS
 
 # Seconds of a batch in forward passes of the same network: medians over EfficientNet-Lite0 on PACS and ResNet-20 on
@@ -78,7 +78,7 @@ def cases_of(config: Path) -> list[Cell]:
         for listed in ("imagenet_test_image_ids.txt", "imagenet_classes.txt"):
             (root / listed).write_bytes(b"")
         with patch("dpl.bench.grid._weights", lambda *_: stub):
-            return list(read_grid(config, FileLocations(root, root, config.parent)).cells)
+            return list(read_grid(config, BenchContext(root, root, config.parent)).cells)
 
 
 @dataclass(frozen=True)

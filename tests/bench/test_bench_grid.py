@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.tiny import everything_file, grid_of, make_weights, write_yaml
-from dpl.bench import FileLocations, read_grid
+from dpl.bench import BenchContext, read_grid
 from dpl.bench.grid import section_cells
 from dpl.bench.images import DOMAINS
 from dpl.bench.section import SHIPPED, read_sections
@@ -138,7 +138,7 @@ def test_rows_may_share_a_method(expand):
 
 
 def test_a_mapping_is_read_like_a_file(expand, everything):
-    locations = FileLocations(everything, everything / "weights", everything)
+    locations = BenchContext(everything, everything / "weights", everything)
     from_mapping = read_grid(content(title="by hand"), locations)
     assert from_mapping.title == "by hand"
     assert [unit.key for unit in from_mapping.units()] == [unit.key for unit in expand().units()]
@@ -149,7 +149,7 @@ def test_a_mapping_is_read_like_a_file(expand, everything):
 def test_a_changed_section_gives_its_cells_without_a_file(expand, everything):
     grid = expand(seeds=[0, 1])
     single = replace(grid.sections[0], seeds=(1,), targets=("photo",))
-    cells = section_cells(single, FileLocations(everything, everything / "weights", everything))
+    cells = section_cells(single, BenchContext(everything, everything / "weights", everything))
     assert [(cell.label, cell.seed, cell.candidates[0].target.domains) for cell in cells] == [
         ("tent", 1, ("photo",)), ("dpl", 1, ("photo",)),
     ]  # fmt: skip

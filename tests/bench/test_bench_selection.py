@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.tiny import context_of, grid_of, write_yaml
-from dpl.bench import Candidate, Cell, FileLocations, Outcome, Store, Unit, cell_rows, read_grid, run_cells
+from dpl.bench import BenchContext, Candidate, Cell, Outcome, Store, Unit, cell_rows, read_grid, run_cells
 from dpl.bench.store import best, chosen, oracle, runnable_units
 
 
@@ -41,7 +41,7 @@ def test_the_papers_grid_in_its_order(everything):
         "dataset": "pacs", "protocol": "leave_one_domain_out", "targets": ["sketch"], "network": "debug_cnn",
         "weights": "{weights}/pacs.safetensors", "batch_size": 8, "selection": True, "methods": ["tent", "source"],
     }  # fmt: skip
-    tent, source = read_grid(content, FileLocations(everything, everything / "weights", everything)).cells
+    tent, source = read_grid(content, BenchContext(everything, everything / "weights", everything)).cells
     assert [candidate.values for candidate in tent.candidates] == [
         {"lr": 5e-6, "steps": 1}, {"lr": 5e-6, "steps": 2}, {"lr": 5e-5, "steps": 1}, {"lr": 5e-5, "steps": 2},
         {"lr": 5e-4, "steps": 1}, {"lr": 5e-4, "steps": 2},

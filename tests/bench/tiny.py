@@ -16,7 +16,7 @@ from data.make import (
     make_vlcs,
 )
 from dpl.backbones import create
-from dpl.bench import BenchContext, ExperimentGrid, FileLocations, Store, Unit, read_grid, run_cells
+from dpl.bench import BenchContext, ExperimentGrid, Store, Unit, read_grid, run_cells
 from dpl.bench.unit import resolved_settings
 
 CLASSES = {"pacs": 7, "vlcs": 5, "office_home": 65, "terra_incognita": 10, "domainnet126": 6, "cifar10_c": 10,
@@ -76,22 +76,20 @@ def write_yaml(path: Path, content: dict) -> Path:
 
 
 def grid_of(file: Path, root: Path, limit: int | None = None) -> ExperimentGrid:
-    return read_grid(file, FileLocations(root, root / "weights", file.parent), limit=limit)
+    return read_grid(file, BenchContext(root, root / "weights", file.parent), limit=limit)
 
 
 def context_of(root: Path, grid: ExperimentGrid, **options) -> BenchContext:
-    return BenchContext(root, grid.files, **options)
+    return BenchContext(root, files=grid.files, **options)
 
 
 def unit_of(root: Path, dataset: str, method: str = "source", **fields) -> tuple[Unit, BenchContext]:
     """Return a unit on one of the tiny sets, and a context in which it runs."""
-    places = FileLocations(root, root / "weights", root)
-    digest = places.digest(root / "weights" / f"{dataset}.safetensors")
+    context = BenchContext(root, root / "weights", root)
+    digest = context.digest(root / "weights" / f"{dataset}.safetensors")
     settings = resolved_settings(method, fields.pop("settings", {}))
     fields = {"batch_size": 8, "seed": 0, "network": "debug_cnn", **fields}
-    return Unit(dataset=dataset, method=method, weights=digest, settings=settings, **fields), BenchContext(
-        root, places.files
-    )
+    return Unit(dataset=dataset, method=method, weights=digest, settings=settings, **fields), context
 
 
 TIMES = ("seconds_per_image", "prepare_seconds", "peak_bytes")

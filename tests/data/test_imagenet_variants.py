@@ -89,6 +89,6 @@ def test_benchmark_runs_on_the_kept_classes(tmp_path):
     settings = resolved_settings("norm", {})
     unit = Unit(dataset="imagenet_r", domains=("test",), limit=8, transform="square 32", batch_size=8, seed=0,
                 network="resnet18", weights="w", method="norm", settings=settings)  # fmt: skip
-    outcome = run_unit(unit, BenchContext(tmp_path, {"w": tmp_path / "w.safetensors"}))
+    outcome = run_unit(unit, BenchContext(tmp_path, files={"w": tmp_path / "w.safetensors"}))
     assert outcome.records[0]["n"] == 8
     assert outcome.arrays["prediction"].max() < 200

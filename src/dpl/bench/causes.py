@@ -6,12 +6,10 @@ from typing import Any
 
 from dpl.backbones import OWN, create
 from dpl.backbones.normalise import Normalized
-from dpl.bench.grid import searched_settings
+from dpl.bench.grid import fixed_settings, searched_settings
 from dpl.bench.section import LEAVE_ONE_OUT, SHIPPED, MethodEntry, Section, read_sections, shipped_or
 from dpl.bench.unit import resolved_settings
 from dpl.core.errors import SettingError, did_you_mean
-from dpl.core.settings import describe
-from dpl.methods import get_method
 from dpl.streams import PROTOCOLS
 
 __all__ = ["causes_of_difference"]
@@ -36,11 +34,9 @@ def causes_of_difference(file: str, row: str) -> dict[str, str]:
 
 
 def _facts(section: Section, entry: MethodEntry) -> dict[str, str]:
-    names = [name for name, _, _ in describe(get_method(entry.method).settings_class)]
-    common = {name: value for name, value in section.settings.items() if name in names}
-    settings = resolved_settings(entry.method, {**common, **entry.settings})
+    settings = resolved_settings(entry.method, fixed_settings(section, entry))
     rate: dict[str, Any] = {name: settings[name] for name in ("lr", "optimizer", "steps") if name in settings}
-    rate |= {name: f"chosen from {list(values)}" for name, values in searched_settings(section, entry, names).items()}
+    rate |= {name: f"chosen from {list(values)}" for name, values in searched_settings(section, entry).items()}
     rate = {"batch size": entry.batch_size or section.batch_size, **rate}
     protocol = PROTOCOLS.get(section.protocol, PROTOCOLS["reset_each_shift"])  # the others are leave-one-out and such
     part = f"{1 - section.holdout:.0%} of the target domain" if section.protocol == LEAVE_ONE_OUT else "all"

@@ -1,9 +1,9 @@
-"""What a machine adds to a unit: where data and weights are, caches, and models that are kept from unit to unit."""
+"""What a machine adds to experiments: where their files are, caches, and models that are kept from unit to unit."""
 
 import json
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,7 @@ from dpl.backbones import create, keep_classes
 from dpl.bench.images import FOLDER, StreamedDomain, UnitStream, part_of
 from dpl.bench.unit import SourceData, Unit, with_tuples
 from dpl.core.errors import DataError
+from dpl.core.files import file_sha256
 from dpl.data import Benchmark, DataWarning, ImageSet, batches, open_benchmark, open_folder
 from dpl.data.folders import shorten
 from dpl.data.imagenet_variants import IMAGENET_VARIANTS
@@ -38,12 +39,11 @@ class SourceBatches:
     transform: str
     batch_size: int
     seed: int
-    workers: int = 0
     device: str = "cpu"
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order, transform = seeded(self.seed, "source").permutation(len(self.images)), make_transform(self.transform)
-        read = batches(self.images, order, transform, self.batch_size, workers=self.workers, on_error="raise")
+        read = batches(self.images, order, transform, self.batch_size, workers=1, on_error="raise")
         for batch in read:
             images = batch.images.to(self.device, memory_format=torch.channels_last)
             yield images, batch.labels.to(self.device)
@@ -65,11 +65,13 @@ class BenchContext:
     """Where things are on this machine, and what is kept in memory between units."""
 
     data: Path
-    files: Mapping[str, Path]  # weight and list files by the SHA-256 of their content
+    weights: Path = Path()  # folder of the source weights
+    config: Path = Path()  # folder of the experiment file
+    files: dict[str, Path] = field(default_factory=dict)  # weight and list files by the SHA-256 of their content
     cache: Path | None = None  # folder for regenerated corruptions; None: a temporary one
     decoded: Path | None = None  # folder for decoded images; None: they are decoded each time
-    workers: int = 0  # threads that read images ahead
     device: str = "cpu"
+    _digests: dict[Path, str] = field(default_factory=dict)
     _open: dict[str, tuple[Benchmark, tuple[str, ...]]] = field(default_factory=dict)
     _network: tuple[str, nn.Module] | None = None
     _model: tuple[str, PreparedModel] | None = None
@@ -92,8 +94,7 @@ class BenchContext:
                 del self._open[next(iter(self._open))]
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                folders = name == FOLDER
-                benchmark = self._folders(**options) if folders else open_benchmark(name, self.data, **options)
+                benchmark = self._folders(**options) if name == FOLDER else open_benchmark(name, self.data, **options)
             notes = tuple(str(w.message) for w in caught if issubclass(w.category, DataWarning))
             self._open[key] = benchmark, notes
         return self._open[key]
@@ -112,10 +113,23 @@ class BenchContext:
 
     def open_source(self, source: SourceData) -> Benchmark:
         """Open the data set that source images come from."""
-        options: dict[str, Any] = {} if source.split is None else {"split": source.split}
-        if source.dataset == FOLDER:
-            options = {"domains": source.domains}
+        split: dict[str, Any] = {} if source.split is None else {"split": source.split}
+        options = {"domains": source.domains} if source.dataset == FOLDER else split
         return self.open(source.dataset, **options)[0]
+
+    def find(self, name: str) -> Path:
+        """Return a list file named relative to the data folder or to the experiment file."""
+        for base in (self.data, self.config):
+            if (base / name).is_file():
+                return base / name
+        raise DataError(f"{name}: no such file below {self.data} or {self.config}")
+
+    def digest(self, path: Path) -> str:
+        """Return a file's hash, computed once, and remember its path."""
+        if path not in self._digests:
+            self._digests[path] = file_sha256(path)
+        self.files.setdefault(self._digests[path], path)
+        return self._digests[path]
 
     def file(self, digest: str) -> Path:
         """Return the file with this content."""
@@ -180,6 +194,5 @@ class BenchContext:
                     "another data set as source"
                 )
             sets.append(whole.subset(positions))
-        return SourceBatches(
-            joined(sets), source.transform or unit.transform, source.batch_size, unit.seed, self.workers, self.device
-        )
+        transform = source.transform or unit.transform
+        return SourceBatches(joined(sets), transform, source.batch_size, unit.seed, self.device)

@@ -4,47 +4,22 @@ import dataclasses
 import json
 import string
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpl.backbones.pretrained import WEIGHTS, is_pretrained_folder
+from dpl.bench.context import BenchContext
 from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, FOLDER, known_domains
 from dpl.bench.section import BY_DOMAIN, LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections, within
 from dpl.bench.unit import Candidate, Cell, SourceData, StreamSettings, Unit, method_kind, resolved_settings
 from dpl.core.errors import DataError, SettingError, did_you_mean
-from dpl.core.files import file_sha256
 from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import choose_domains, normalise_name
 from dpl.streams import PROTOCOLS
 
-__all__ = ["ExperimentGrid", "FileLocations", "read_grid", "searched_settings", "section_cells"]
-
-
-@dataclass
-class FileLocations:
-    """Where the files that an experiment names are on this machine; collects them by the hash of their content."""
-
-    data: Path
-    weights: Path
-    config: Path
-    files: dict[str, Path] = field(default_factory=dict)
-    _digests: dict[Path, str] = field(default_factory=dict)
-
-    def digest(self, path: Path) -> str:
-        """Return a file's hash, computed once, and remember its path."""
-        if path not in self._digests:
-            self._digests[path] = file_sha256(path)
-        self.files.setdefault(self._digests[path], path)
-        return self._digests[path]
-
-    def find(self, name: str) -> Path:
-        """Return a list file named relative to the data folder or to the experiment file."""
-        for base in (self.data, self.config):
-            if (base / name).is_file():
-                return base / name
-        raise DataError(f"{name}: no such file below {self.data} or {self.config}")
+__all__ = ["ExperimentGrid", "fixed_settings", "read_grid", "searched_settings", "section_cells"]
 
 
 class ExperimentGrid(NamedTuple):
@@ -68,20 +43,16 @@ class _Stream(NamedTuple):
     unit: Unit
 
 
-def read_grid(
-    source: Path | Mapping[str, Any], locations: FileLocations, *, limit: int | None = None
-) -> ExperimentGrid:
+def read_grid(source: Path | Mapping[str, Any], context: BenchContext, *, limit: int | None = None) -> ExperimentGrid:
     """Read an experiment file, or a mapping with the same keys; `limit` bounds the images of each domain."""
     title, sections = read_sections(source)
     bounded = [s if limit is None else replace(s, limit=min(limit, s.limit or limit)) for s in sections]
     with within(str(source) if isinstance(source, Path) else title):
-        cells = [cell for section in bounded for cell in section_cells(section, locations)]
-    return ExperimentGrid(title, tuple(bounded), tuple(cells), locations.files)
+        cells = [cell for section in bounded for cell in section_cells(section, context)]
+    return ExperimentGrid(title, tuple(bounded), tuple(cells), context.files)
 
 
-def section_cells(
-    section: Section, locations: FileLocations, lacking: dict[str, DataError] | None = None
-) -> list[Cell]:
+def section_cells(section: Section, context: BenchContext, lacking: dict[str, DataError] | None = None) -> list[Cell]:
     """Return the cells of one section: each method with each seed on each stream.
 
     With `lacking`, a stream without its source weights is noted there, and the others are returned.
@@ -89,9 +60,9 @@ def section_cells(
     with within(section.name):
         _check_section(section)
         streams = []
-        for stream in _streams(section, locations):
+        for stream in _streams(section, context):
             try:
-                weights = locations.digest(_weights(section, stream, locations))
+                weights = context.digest(_weights(section, stream, context))
                 streams.append(stream._replace(unit=replace(stream.unit, weights=weights)))
             except DataError as error:
                 if lacking is None:
@@ -142,11 +113,11 @@ def _setting_names(method: str) -> list[str]:
     return [f.name for f in dataclasses.fields(method_kind(method).settings_class)]
 
 
-def _streams(section: Section, locations: FileLocations) -> Iterator[_Stream]:
+def _streams(section: Section, context: BenchContext) -> Iterator[_Stream]:
     """Yield the streams of a section with each seed, as units of the source model whose weights are still unknown."""
     shared = {f.name: getattr(section, f.name) for f in dataclasses.fields(StreamSettings)}
     lists = {name: getattr(section, name) for name in ("images", "classes") if getattr(section, name)}
-    shared["files"] = {name: locations.digest(locations.find(value)) for name, value in lists.items()}
+    shared["files"] = {name: context.digest(context.find(value)) for name, value in lists.items()}
     streams = _domain_streams if section.protocol in BY_DOMAIN else _shift_streams
     for seed in section.seeds:
         for target, source, own in streams(section):
@@ -181,12 +152,10 @@ def _shift_streams(section: Section) -> Iterator[tuple[str, None, dict[str, Any]
 
 
 def _cell(section: Section, entry: MethodEntry, stream: _Stream) -> Cell:
-    names = _setting_names(entry.method)
-    common = {name: value for name, value in section.settings.items() if name in names}
-    fixed = {"seed": stream.unit.seed, **common, **entry.settings}
+    fixed = {"seed": stream.unit.seed} | fixed_settings(section, entry)
     unit = replace(stream.unit, method=entry.method, batch_size=entry.batch_size or section.batch_size)
     unit = replace(unit, source=_source(section, entry, unit))
-    grid = searched_settings(section, entry, names)
+    grid = searched_settings(section, entry)
     choices = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]  # the last varies fastest
     built = []
     for values in choices:
@@ -197,19 +166,26 @@ def _cell(section: Section, entry: MethodEntry, stream: _Stream) -> Cell:
     return Cell(section.name, entry.label, unit.seed, tuple(built), stream.source, section.oracle and len(built) > 1)
 
 
-def searched_settings(section: Section, entry: MethodEntry, names: list[str]) -> dict[str, tuple[Any, ...]]:
+def fixed_settings(section: Section, entry: MethodEntry) -> dict[str, Any]:
+    """Return what is set for a method: what it has of the section's settings, then its own."""
+    names = _setting_names(entry.method)
+    return {name: value for name, value in section.settings.items() if name in names} | dict(entry.settings)
+
+
+def searched_settings(section: Section, entry: MethodEntry) -> dict[str, tuple[Any, ...]]:
     """Return what is searched for a method: its own grid, or the section's without what is fixed for it."""
     if section.selection is None or not entry.selection:
         return {}
     if entry.grid is not None:
         return dict(entry.grid)
-    return {k: v for k, v in section.selection.items() if k in names and k not in entry.settings}
+    names = set(_setting_names(entry.method)).difference(entry.settings)
+    return {name: values for name, values in section.selection.items() if name in names}
 
 
-def _weights(section: Section, stream: _Stream, locations: FileLocations) -> Path:
+def _weights(section: Section, stream: _Stream, context: BenchContext) -> Path:
     """Return the path of the source weights; weights that `dpl train` made must fit the experiment."""
     words = {
-        "weights": locations.weights, "data": locations.data, "dataset": section.dataset, "network": section.network,
+        "weights": context.weights, "data": context.data, "dataset": section.dataset, "network": section.network,
         "target": stream.target, "source": stream.source or "", "seed": stream.unit.seed,
     }  # fmt: skip
     for _, name, _, _ in string.Formatter().parse(section.weights):
@@ -218,7 +194,7 @@ def _weights(section: Section, stream: _Stream, locations: FileLocations) -> Pat
     path = Path(section.weights.format_map(words))
     if not path.is_file():
         advice = "`dpl train` makes them, --weights names their folder"
-        for folder in filter(is_pretrained_folder, (path, locations.weights)):
+        for folder in filter(is_pretrained_folder, (path, context.weights)):
             advice = f"{folder} is a model of transformers: write `network: {folder}` and `weights: {folder / WEIGHTS}`"
         raise DataError(f"no source weights at {path}; {advice}")
     if stream.unit.trained_on and (path.parent / "train.json").is_file():

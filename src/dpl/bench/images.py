@@ -132,7 +132,7 @@ class UnitStream:
         unit, context = self.unit, self.context
         chosen, rows = self.images_of(segment)
         transform = unchanged() if unit.corrupt is not None else make_transform(unit.transform)
-        return batches(chosen, rows, transform, unit.batch_size, workers=context.workers, cache=context.decoded)
+        return batches(chosen, rows, transform, unit.batch_size, workers=1, cache=context.decoded)
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,10 +73,10 @@ def _predictions(
     """Return what is kept of each image of a known class: two bytes for a class, two for a probability."""
     members = sorted(set(segment.indices[:, 0].tolist()))
     positions = [stream.parts[member].positions for member in members]
-    place = np.searchsorted(np.cumsum([0, *map(len, positions)]), rows, side="right") - 1
+    domains = np.repeat(np.asarray(members, dtype=np.uint16), [*map(len, positions)])  # of the joined images
     columns: dict[str, NDArray[Any]] = {
         "segment": np.full(len(rows), number, dtype=np.uint16),
-        "domain": np.asarray(members, dtype=np.uint16)[place],
+        "domain": domains[rows],
         "sample": np.concatenate(positions)[rows].astype(np.int32),
         "label": np.asarray(result.labels).astype(np.uint16),
         "prediction": np.asarray(result.predictions, dtype=np.uint16),

@@ -31,7 +31,7 @@ __all__ = [
 
 SHIPPED = Path(dpl.__file__).parent / "configs"  # the experiment files of the package
 BY_DOMAIN = LEAVE_ONE_OUT, SINGLE_SOURCE = "leave_one_domain_out", "single_source"
-_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
 
 SettingGrid = Mapping[str, tuple[Any, ...]]  # settings with the values to choose from
 PAPER_GRID: SettingGrid = {"lr": (5e-6, 5e-5, 5e-4), "steps": (1, 2)}
@@ -119,12 +119,8 @@ class _Loader(yaml.SafeLoader):
                 raise SettingError(f"{mark.name}, line {mark.line + 1}: duplicate key {key.value!r}")
         return node
 
-    def construct_text(self, node: yaml.ScalarNode) -> str | float:
-        """Return a number for a text that is one."""
-        return float(node.value) if _EXPONENT.fullmatch(node.value) else str(node.value)
 
-
-_Loader.add_constructor("tag:yaml.org,2002:str", _Loader.construct_text)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"+-0123456789"])
 
 
 def load_file(path: Path) -> dict[str, Any]:

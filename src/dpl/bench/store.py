@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dpl.bench.run import Outcome, Record, unit_accuracy
 from dpl.bench.unit import Candidate, Cell, Unit
 from dpl.core.errors import DataError
-from dpl.core.files import clear_drafts, lock, write_file, write_folder
+from dpl.core.files import clear_drafts, lock, read_json, write_file, write_folder
 
 __all__ = [
     "Store", "StoredRequest", "best", "chosen", "complete", "oracle", "read_requests", "runnable_units",
@@ -84,11 +84,8 @@ class Store:
 
     def failure(self, unit: Unit, since: float) -> str | None:
         """Return why a unit failed since that time, None if it did not."""
-        try:
-            note = json.loads((self._failures / f"{unit.key}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return str(note["reason"]) if note["time"] >= since else None
+        note = read_json(self._failures / f"{unit.key}.json")
+        return str(note["reason"]) if note and note["time"] >= since else None
 
     def records(self, unit: Unit) -> list[Record]:
         """Return a finished unit's records, one per segment."""
@@ -109,9 +106,8 @@ class Store:
 
     def units(self) -> Iterator[Unit]:
         """Yield every finished unit."""
-        folders = sorted(self._units.iterdir()) if self._units.is_dir() else []
-        for folder in folders:
-            if not folder.name.startswith(".") and _is_whole(folder):
+        for folder in sorted(self._units.glob("[!.]*")):
+            if _is_whole(folder):
                 yield Unit.from_record(json.loads((folder / "unit.json").read_text(encoding="utf-8")))
 
     def rows(self, **wanted: Any) -> list[Record]:

@@ -38,15 +38,13 @@ def frame(rows: Sequence[Any]) -> "pd.DataFrame":
     return optional("pandas", "bench").DataFrame(rows)  # type: ignore[no-any-return]
 
 
-def over_seeds(
-    rows: "pd.DataFrame", column: str = "column", figure: str = "accuracy"
-) -> "tuple[pd.DataFrame, pd.DataFrame]":
+def over_seeds(rows: "pd.DataFrame", column: str = "column") -> "tuple[pd.DataFrame, pd.DataFrame]":
     """Return means and sample deviations over seeds: a line per label, a column per stream, last their average.
 
     Visits are averaged, then streams with equal weights, then seeds; an average needs every stream of a seed.
     """
-    by_visit = rows.assign(**{figure: rows[figure].astype(float)}).groupby(["label", "seed", column], sort=False)
-    values = by_visit[figure].mean().unstack().reindex(columns=rows[column].unique())
+    by_visit = rows["accuracy"].astype(float).groupby([rows["label"], rows["seed"], rows[column]], sort=False)
+    values = by_visit.mean().unstack().reindex(columns=rows[column].unique())
     values[AVERAGE] = values.mean(axis=1, skipna=False)
     by_label = values.groupby("label", sort=False)
     labels = rows["label"].unique()

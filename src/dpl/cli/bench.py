@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dpl.bench import BenchContext, Cell, ExperimentGrid, FileLocations, Store, read_grid, run_in_processes
+from dpl.bench import BenchContext, Cell, ExperimentGrid, Store, read_grid, run_in_processes
 from dpl.bench.cluster import ClusterOptions, run_on_ray, run_on_slurm
 from dpl.bench.engine import GridRun
 from dpl.bench.images import check_data, check_networks
@@ -61,11 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run what is missing and print the tables."""
     check_counts(args, "limit", "workers", "threads")
-    places = FileLocations(args.data, args.weights or args.data / "weights", args.file.parent)
-    grid = read_grid(args.file, places, limit=args.limit)
+    weights, cache = args.weights or args.data / "weights", args.cache or args.out / "cache"
+    context = BenchContext(args.data, weights, args.file.parent, cache=cache, decoded=args.cache)
+    grid = read_grid(args.file, context, limit=args.limit)
     cells = _chosen_cells(grid, args.only)
     store = Store(args.out)
-    context = BenchContext(args.data, grid.files, cache=args.cache or args.out / "cache", decoded=args.cache, workers=1)
     units = [unit for cell in cells for unit in cell.units()]
     for note in check_data(units, context):
         warn(f"note: {note}")

@@ -6,6 +6,7 @@ act. A kill at any moment leaves the old content, the new content, or a draft th
 
 import errno
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -13,13 +14,23 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dpl.core.errors import DataError
 
 __all__ = [
-    "clear_drafts", "file_sha256", "lock", "naming", "open_lock", "remove_folder", "replacing", "sync_folder",
-    "write_file", "write_folder",
+    "clear_drafts", "file_sha256", "lock", "naming", "open_lock", "read_json", "remove_folder", "replacing",
+    "sync_folder", "write_file", "write_folder",
 ]  # fmt: skip
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, empty where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def write_file(path: Path, data: bytes | str) -> Path:

@@ -104,10 +104,10 @@ class NamedOptimizer:
                 torch._foreach_sub_(counts, 1)
 
     def keep(self) -> Callable[[], None]:
-        """Return a function that undoes the steps from now on."""
+        """Return a function that puts back the optimizer's state; its parameters belong to others, who keep them."""
         held = {parameter: dict(entries) for parameter, entries in self.optimizer.state.items()}
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        undo = undo_changes([*self.parameters.values(), *self.tensors()])
+        undo = undo_changes([*self.entries().values()])
 
         def put_back() -> None:
             self.optimizer.state.clear()
@@ -146,30 +146,22 @@ class NamedOptimizer:
     def _masked_step(self, should_step: Tensor) -> None:
         """Step, and take it back on the device where the flag is false; only counts on the host go on."""
         devices = {parameter.device for parameter in self.parameters.values()}
-        before = {name: value.clone() for name, value in [*self.parameters.items(), *self._entries()]}
+        before = {name: value.clone() for name, value in (self.parameters | self.entries()).items()}
         self._take_step()
         for name, parameter in self.parameters.items():
             parameter.sub_(before[name]).mul_(self._factor).add_(before[name])
-        for name, value in [*self.parameters.items(), *self._entries()]:
+        for name, value in (self.parameters | self.entries()).items():
             if value.device in devices:
                 value.copy_(torch.where(should_step, value, before.get(name, torch.zeros_like(value))))
 
-    def _entries(self) -> list[tuple[str, Tensor]]:
-        """Return the optimizer's state with its names, `<parameter>/<entry>`."""
-        entries = ((name, sorted(self.optimizer.state.get(p, {}).items())) for name, p in self.parameters.items())
-        return [(f"{name}/{k}", torch.as_tensor(v)) for name, held in entries for k, v in held if v is not None]
-
-    def tensors(self) -> list[Tensor]:
-        """Return the optimizer's state, not copied."""
-        return [value for _, value in self._entries()]
-
-    def names(self) -> list[str]:
-        """Return the names of `tensors`, in their order."""
-        return [name for name, _ in self._entries()]
+    def entries(self) -> dict[str, Tensor]:
+        """Return the optimizer's state by name, `<parameter>/<entry>`, not copied."""
+        held = {name: sorted(self.optimizer.state.get(p, {}).items()) for name, p in self.parameters.items()}
+        return {f"{name}/{k}": torch.as_tensor(v) for name, own in held.items() for k, v in own if v is not None}
 
     def state(self) -> dict[str, Tensor]:
         """Return a copy of the optimizer's state as flat tensors."""
-        return {name: value.detach().clone() for name, value in self._entries()}
+        return {name: value.detach().clone() for name, value in self.entries().items()}
 
     def check(self, flat: Mapping[str, Tensor]) -> None:
         """Raise if `flat` names a parameter that does not train here, or does not fit it."""

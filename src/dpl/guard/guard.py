@@ -238,7 +238,7 @@ class Guard(Stateful):
 
     def _keep_good_state(self, state: ModelState) -> None:
         """Copy a state that gains, for a later freeze to put back."""
-        good = dict(zip(state.names(), state.tensors(), strict=True)) | state.rest()
+        good = state.changing() | state.rest()
         if all_finite(good.values()):
             self.good = {key: value.clone() for key, value in good.items()}
             self.evidence.gained = 0.0

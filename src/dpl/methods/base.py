@@ -24,7 +24,7 @@ from dpl.methods.registry import MethodInfo
 from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass, StreamRule
 from dpl.network.norm import AutoBlend, RunningStatistics, parse_norm
-from dpl.network.target_statistics import TargetStatistics
+from dpl.network.norm_control import TargetStatistics
 from dpl.views import seeded
 
 __all__ = ["Fact", "GradientMethod", "Method", "Objective", "Source", "Term"]

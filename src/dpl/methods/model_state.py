@@ -135,19 +135,12 @@ class ModelState:
         self.network.update_references()
         self.method.random.device = self.network.device
 
-    def tensors(self) -> list[Tensor]:
+    def changing(self) -> State:
         """Return what a step can change in network and optimizers, not copied; frozen weights are left out."""
-        values = [value for _, value in self._changing()]
-        for optimizer in self.method.optimizers.values():
-            values += optimizer.tensors()
-        return values
-
-    def names(self) -> list[str]:
-        """Return the names of `tensors`, in their order."""
-        names = [f"model.{name}" for name, _ in self._changing()]
+        state = {f"model.{name}": value for name, value in self._trained() + _held(self._places[1])}
         for owner, optimizer in self.method.optimizers.items():
-            names += [f"{owner}.{name}" for name in optimizer.names()]
-        return names
+            state |= {f"{owner}.{name}": value for name, value in optimizer.entries().items()}
+        return state
 
     def rest(self) -> State:
         """Return a copy of what else a step can change: the method's memory and its random generator."""
@@ -155,7 +148,7 @@ class ModelState:
         return state | {"generator": self.method.random.generator.get_state()}
 
     def put_back(self, changed: Mapping[str, Tensor] | None) -> None:
-        """Return to a copy of `tensors` and `rest` by name, or with None to the origin.
+        """Return to a copy of `changing` and `rest`, or with None to the origin.
 
         What is known of the stream stays: the source model measured it, so adaptation cannot have harmed it.
         """
@@ -181,9 +174,6 @@ class ModelState:
     def trained(self) -> list[tuple[Tensor, Tensor]]:
         """Return each parameter of the network that trains, with its source value."""
         return [(value, self.origin[f"model.{name}"]) for name, value in self._trained()]
-
-    def _changing(self) -> list[tuple[str, Tensor]]:
-        return self._trained() + _held(self._places[1])
 
     def _trained(self) -> list[tuple[str, Tensor]]:
         return [(name, value) for name, value in _held(self._places[0]) if value.requires_grad]

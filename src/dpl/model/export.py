@@ -1,7 +1,7 @@
 """The adapted network as a plain one: no `dpl`, no adaptation, fixed statistics.
 
 Weights are those of the network that predicts now. Running statistics of BatchNorm layers become what adaptation
-normalised with: themselves, or their blend with the average of recent batches (`network.target_statistics`). A
+normalised with: themselves, or their blend with the average of recent batches (`TargetStatistics`). A
 classifier that a method made (T3A's templates) takes the place of the network's. The file is read back and compared
 with the adapted model.
 """
@@ -27,9 +27,8 @@ from dpl.core.extras import optional
 from dpl.core.files import write_file, write_folder
 from dpl.methods.base import Method
 from dpl.network.norm import AutoBlend, batch_share
-from dpl.network.norm_control import uninstall
+from dpl.network.norm_control import RECENT, uninstall
 from dpl.network.split import logits_of, private_copy
-from dpl.network.target_statistics import RECENT
 
 if TYPE_CHECKING:
     from dpl.model.adaptive import AdaptiveModel

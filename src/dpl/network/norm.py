@@ -29,9 +29,9 @@ from dpl.network.norm_control import (
 from dpl.network.stream_norm import BatchRenormalisation, StreamRule, UnMix
 
 __all__ = [
-    "ENOUGH", "FULL_BATCH", "RULES", "STREAM", "UNKNOWN", "AutoBlend", "BatchStatistics", "BlendedStatistics", "MeasuredShift",
-    "MedianStatistics", "RecordedStatistics", "RunningStatistics", "TrackRunning", "batch_share", "blend_with_running",
-    "parse_norm",
+    "ENOUGH", "FULL_BATCH", "RULES", "STREAM", "UNKNOWN", "AutoBlend", "BatchStatistics", "BlendedStatistics",
+    "MeasuredShift", "MedianStatistics", "RecordedStatistics", "RunningStatistics", "TrackRunning", "batch_share",
+    "blend_with_running", "parse_norm",
 ]  # fmt: skip
 
 ENOUGH = 16  # images of a batch that tell how far it has shifted, and how alike its images are

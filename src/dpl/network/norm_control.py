@@ -6,7 +6,7 @@ activations fused into the layer (timm's BatchNormAct2d) stay as they are, and `
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -16,11 +16,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.core.numerics import variance_and_mean
+from dpl.core.state import Stateful
 
 __all__ = [
-    "BatchRule", "BatchStatistics", "Forward", "NormControl", "Rule", "RunningStatistics", "Statistics",
-    "channel_statistics", "hiding", "install", "normalise", "normalise_each", "uninstall",
+    "RECENT", "BatchRule", "BatchStatistics", "Forward", "NormControl", "Rule", "RunningStatistics", "Statistics",
+    "TargetStatistics", "channel_statistics", "hiding", "install", "normalise", "normalise_each", "uninstall",
 ]  # fmt: skip
+
+RECENT = 16  # batches that an average of statistics reaches back to; more would keep those that older weights made
 
 Forward = Callable[[Tensor], Tensor]  # a layer's original forward
 Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a layer used
@@ -54,24 +57,16 @@ class NormControl:
         """Whether the rule normalises each sample without regard to the others."""
         return not self.layers or isinstance(self.rule, RunningStatistics)
 
-    @contextmanager
-    def using(self, rule: Rule | None = None, *, groups: int = 1) -> Iterator[None]:
+    def using(self, rule: Rule | None = None, *, groups: int = 1) -> AbstractContextManager[None]:
         """Follow another rule (or the same one on each part of the batch) inside the block."""
-        before = self.rule, self.groups
-        self.rule, self.groups = rule or self.rule, groups
-        try:
-            yield
-        finally:
-            self.rule, self.groups = before
+        return hiding(self, rule=rule or self.rule, groups=groups)
 
     @contextmanager
     def recording(self) -> Iterator[Statistics]:
         """Record the statistics that each layer computes inside the block; running ones are not recorded."""
-        self.recorded = {}
-        try:
-            yield self.recorded
-        finally:
-            self.recorded = None
+        statistics: Statistics = {}
+        with hiding(self, recorded=statistics):
+            yield statistics
 
     def record(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
         """Record given statistics if a recording is on."""
@@ -126,6 +121,46 @@ class BatchStatistics(BatchRule):
             return forward(x)
 
 
+class TargetStatistics(Stateful):
+    """The mean of each channel's statistics, of all batches so far or of about the last `RECENT`.
+
+    A plain network normalises by fixed statistics. Where adaptation uses those of each batch, an export puts this
+    average in their place. It costs almost nothing: the fused kernel that normalises a batch also updates running
+    buffers, and it is given these instead of the layer's own.
+    """
+
+    batches: int
+    images: int  # in the last batch
+    mean: Tensor | None  # the channels of all layers, one after the other
+    variance: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.declare(batches=0, images=0, mean=None, variance=None)
+        self.change_in_place("mean", "variance")
+
+    def begin(self, control: NormControl, count: int) -> None:
+        """Let the next pass of each layer count, if it computes statistics of the batch of `count` images."""
+        control.targets, self.images = self.by_layer(control), count
+        self._waiting = len(control.targets)
+        control.target_momentum = 1 / min(self.batches + 1, RECENT)
+
+    def end(self, control: NormControl) -> None:
+        """Let no further pass count."""
+        self.batches += len(control.targets) < self._waiting
+        control.targets = {}
+
+    def by_layer(self, control: NormControl) -> Statistics:
+        """Return the average of each layer that has running statistics, as views that may be written to."""
+        layers = {layer: layer.running_mean for layer in control.layers if layer.running_mean is not None}
+        widths = [len(mean) for mean in layers.values()]
+        if self.mean is None or self.variance is None:
+            like = next(iter(layers.values()), torch.empty(0))
+            self.mean, self.variance = like.new_zeros(sum(widths)), like.new_zeros(sum(widths))
+        pairs = zip(torch.split(self.mean, widths), torch.split(self.variance, widths), strict=True)
+        return dict(zip(layers, pairs, strict=True))
+
+
 def install(module: nn.Module) -> NormControl:
     """Make every BatchNorm layer below `module` follow one new control, and return it."""
     control = NormControl(layers=[layer for layer in module.modules() if isinstance(layer, _BatchNorm)])
@@ -164,8 +199,8 @@ def _original_class(layer: nn.Module) -> Any:
 
 
 @contextmanager
-def hiding(layer: nn.Module, **attributes: Any) -> Iterator[None]:
-    """Let instance attributes hide parameters, buffers and flags for one call."""
+def hiding(layer: object, **attributes: Any) -> Iterator[None]:
+    """Let instance attributes hide others, and a layer's parameters, buffers and flags, inside the block."""
     before = {name: vars(layer)[name] for name in attributes if name in vars(layer)}
     vars(layer).update(attributes)
     try:

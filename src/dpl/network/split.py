@@ -14,12 +14,9 @@ __all__ = ["find_classifier", "guess_classifier", "logits_of", "private_copy", "
 
 def private_copy(module: nn.Module) -> nn.Module:
     """Deep-copy `module`, including weight-normed layers whose computed weight refuses to be copied."""
-    memo: dict[int, Any] = {}
-    for child in module.modules():
-        for value in vars(child).values():
-            if isinstance(value, Tensor) and not value.is_leaf:  # recomputed at each forward
-                memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(module, memo)
+    tensors = (value for child in module.modules() for value in vars(child).values() if isinstance(value, Tensor))
+    memo: dict[int, Any] = {id(value): value.detach().clone() for value in tensors if not value.is_leaf}
+    return copy.deepcopy(module, memo)  # without a graph: what is no leaf is recomputed at each forward
 
 
 def logits_of(output: Any) -> Tensor:

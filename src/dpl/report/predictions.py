@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from dpl.core.files import read_json
 from dpl.guard.events import GuardEvent
-from dpl.report.runs import SOURCE, UNKNOWN, Experiment, Record, Run, Trace, labels_of, make_trace, read_json
+from dpl.report.runs import SOURCE, UNKNOWN, Experiment, Record, Run, Trace, labels_of, make_trace
 from dpl.reproduce.document import Item, grouped, merged
 from dpl.runs.folder import COLUMNS, record_path
 

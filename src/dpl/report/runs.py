@@ -1,7 +1,6 @@
 """A run: experiments with their predictions, and what is missing or damaged; read from a folder of `dpl bench`."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +13,13 @@ from numpy.typing import NDArray
 from dpl.bench import Candidate, Cell, Store, Unit, cell_rows, frame
 from dpl.bench.store import StoredRequest, chosen, complete, read_requests
 from dpl.core.errors import DataError, DplError
+from dpl.core.files import read_json
 from dpl.data.folders import shorten
 from dpl.reproduce.document import Item, grouped, merged, protocol_items, setting_items, version_lines
 from dpl.reproduce.paper import Row
 
 __all__ = [
-    "SOURCE", "UNKNOWN", "Experiment", "Integers", "Record", "Run", "Trace", "labels_of", "make_trace",
-    "read_json", "read_store",
+    "SOURCE", "UNKNOWN", "Experiment", "Integers", "Record", "Run", "Trace", "labels_of", "make_trace", "read_store",
 ]  # fmt: skip
 
 SOURCE = "source"
@@ -166,15 +165,6 @@ def _fault(path: Path, mark: Any) -> str:
     return ""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, empty where there is none that can be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def read_store(root: Path, data: Path | None) -> Run:
     """Return the run in a results folder: whole, half-finished, damaged or empty."""
     store, requests = _CheckedStore(root), []
@@ -287,10 +277,8 @@ def _store_traces(cells: Sequence[Cell], store: _CheckedStore) -> dict[tuple[str
             if not any(unit.key in item.subject for item in store.damage):
                 store.damage.append(Item(f"{unit.title} ({unit.key})", f"{_ARRAYS} cannot be read"))
             continue
-        for number, record in enumerate(store.records(unit)):
-            column = f"{cell.source}->{record['segment']}" if cell.source else record["segment"]
-            by_seed = traces.setdefault((cell.label, _stream({**record, "column": column})), {})
-            by_seed[cell.seed] = whole[segment == number]
+        for number, row in enumerate(cell_rows([cell], store)):
+            traces.setdefault((cell.label, _stream(row)), {})[cell.seed] = whole[segment == number]
     return traces
 
 

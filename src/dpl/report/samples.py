@@ -29,7 +29,7 @@ class Samples:
 
     def __init__(self, experiment: Experiment, room: int = MOST_PICTURES) -> None:
         self._experiment, self._room = experiment, room
-        self._context = BenchContext(experiment.data[0], {}) if experiment.data else None
+        self._context = BenchContext(experiment.data[0]) if experiment.data else None
         self._numbers: dict[tuple[str, int], int | None] = {}
         self.pictures: list[str] = []
         self.names: list[str] = []

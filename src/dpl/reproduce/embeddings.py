@@ -16,7 +16,7 @@ from dpl.bench.images import UnitStream
 from dpl.core.errors import DataError
 from dpl.core.extras import optional
 from dpl.core.files import replacing
-from dpl.network.style_layer import at_layer, find_style_layer, prefix_tokens
+from dpl.network.style_layer import find_style_layer, prefix_tokens
 from dpl.objectives import style_statistics
 from dpl.reproduce.document import Item, Picture
 from dpl.reproduce.figures import LOSS_NAMES, NAMES, NOTE, footer, measured_on, not_run, write_figure
@@ -75,18 +75,13 @@ def _collect_features(unit: Unit, context: BenchContext) -> Arrays:
 def _collect_styles(unit: Unit, context: BenchContext) -> Arrays:
     """Return the style of each image under the source network (Eq. 8 and 9), and the network's confidence."""
     network = context.prepared(UnitStream(unit, context)).model.method.network
-    layer, prefix = find_style_layer(network.module), prefix_tokens(network.module)
-    seen: list[Tensor] = []
-
-    def record(maps: Tensor) -> Tensor:
-        mean, deviation = style_statistics(maps[:, prefix:] if maps.ndim == 3 else maps)
-        seen.append(torch.cat([mean.flatten(1), deviation.flatten(1)], dim=1).float())
-        return maps
+    network.style_layer, prefix = find_style_layer(network.module), prefix_tokens(network.module)
 
     def look(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        with at_layer(network.module, layer, record):
-            confidence = network(images).probabilities.max(dim=1).values
-        return {"style": seen[-1], "confidence": confidence}
+        out = network(images)
+        maps: Any = out.maps
+        style = torch.cat([s.flatten(1) for s in style_statistics(maps[:, prefix:] if maps.ndim == 3 else maps)], dim=1)
+        return {"style": style.float(), "confidence": out.probabilities.max(dim=1).values}
 
     return _collect(unit, context, look)
 
@@ -99,38 +94,31 @@ def subset(size: int, most: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng([0, size]).permutation(size)[:most]).astype(np.int64)
 
 
-def tsne(points: Points, seed: int = 0) -> Floats:
+def tsne(points: Points) -> Floats:
     """Return two coordinates for each point, from its first principal components."""
     values = np.asarray(points, dtype=np.float64)
     if min(values.shape) > _DIMENSIONS:
-        pca: Any = optional("sklearn.decomposition", "bench").PCA(_DIMENSIONS, random_state=seed)
+        pca: Any = optional("sklearn.decomposition", "bench").PCA(_DIMENSIONS, random_state=0)
         values = pca.fit_transform(values)
     perplexity = min(_PERPLEXITY, (len(values) - 1) / 3)
     manifold: Any = optional("sklearn.manifold", "bench")
-    placed = manifold.TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(values)
+    placed = manifold.TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(values)
     return np.asarray(placed, dtype=np.float64)
-
-
-def _nearest(points: Points, metric: str, most: int) -> Any:
-    """Return sklearn's index of the nearest few of some points."""
-    neighbours: Any = optional("sklearn.neighbors", "bench")
-    return neighbours.NearestNeighbors(n_neighbors=min(_NEIGHBOURS, most), metric=metric).fit(points)
 
 
 def neighbour_accuracy(points: Points, labels: NDArray[np.int64]) -> float:
     """Return in percent how often a point's nearest others, by cosine, vote for its true class."""
-    index = _nearest(points, "cosine", len(labels) - 1)
-    nearest = labels[index.kneighbors(return_distance=False)]  # without the point itself
+    far = optional("scipy.spatial.distance", "bench").cdist(points, points, "cosine")
+    np.fill_diagonal(far, np.inf)  # without the point itself
+    nearest = labels[np.argsort(far, axis=1)[:, : min(_NEIGHBOURS, len(labels) - 1)]]
     votes = (nearest[:, :, None] == np.arange(labels.max() + 1)).sum(1)
     return float(100.0 * (votes.argmax(1) == labels).mean())
 
 
 def nearest_distance(points: Points, others: Points) -> Floats:
     """Return for each point the mean distance to its nearest few of the others."""
-    if not len(points):
-        return np.zeros(0)
-    found, _ = _nearest(others, "minkowski", len(others)).kneighbors(points)
-    return np.asarray(found.mean(axis=1), dtype=np.float64)
+    far = optional("scipy.spatial.distance", "bench").cdist(points, others)
+    return np.asarray(np.sort(far, axis=1)[:, :_NEIGHBOURS].mean(axis=1), dtype=np.float64)
 
 
 def _hide_scale(axis: Any) -> None:
@@ -173,8 +161,7 @@ def make_figure2(request: Request) -> Result:
     runs = [(target, method) for target in targets for method in _METHODS if method in target.counts]
     lacking = [f"{target.name} ({method})" for target, method in runs if method not in target.features]
     if lacking:
-        text = f"not collected: {', '.join(lacking)}; run again without --no-run"
-        experiment.missing.append(Item("features", text))
+        experiment.missing.append(Item("features", f"not collected: {', '.join(lacking)}; run again without --no-run"))
     note = footer(experiment, "(a) the first, (b) their mean and, as whiskers, their range")
     rows = []
     for (name, features, counts), method in runs:

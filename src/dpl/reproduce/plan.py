@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpl.bench import BenchContext, Cell, FileLocations, Store, Unit, cell_rows, run_cells
+from dpl.bench import BenchContext, Cell, Store, Unit, cell_rows, run_cells
 from dpl.bench.engine import OnProgress
 from dpl.bench.grid import section_cells
 from dpl.bench.images import CORRUPTED, check_data, known_domains
@@ -148,19 +148,18 @@ def _plan(path: Path, request: Request, only: Collection[str] | None) -> Experim
     title, sections = read_sections(path)
     if only is not None and not any(entry.label in only for section in sections for entry in section.methods):
         raise SettingError(f"{path}: contains none of the requested rows: {', '.join(only)}")
-    locations = FileLocations(request.data, request.weights, path.parent)
     store = Store(request.store)
-    context = BenchContext(request.data, locations.files, cache=store.root / "cache", workers=1)
+    context = BenchContext(request.data, request.weights, path.parent, cache=store.root / "cache")
     plan = Experiment(title, sections, request, store, context)
     for section in sections:
-        absent = problem(section.name, _open_data, section, locations)
+        absent = problem(section.name, _open_data, section, context)
         if absent is not None:
             plan.missing.append(absent)
             if request.run:
                 continue
         lacking: dict[str, DataError] = {}
         with within(str(path)):
-            found = section_cells(_shortened(section, request), locations, lacking)
+            found = section_cells(_shortened(section, request), context, lacking)
         plan.cells += [cell for cell in found if only is None or cell.label in only]
         reasons = grouped((str(error), stream) for stream, error in lacking.items())
         if len(reasons) == len(lacking) > 1:  # each lacks a file of its own: the first stands for all
@@ -196,14 +195,14 @@ def problem(subject: str, check: Callable[..., object], *arguments: Any, **optio
     return None
 
 
-def _open_data(section: Section, locations: FileLocations) -> None:
+def _open_data(section: Section, context: BenchContext) -> None:
     """Open a section's data set, of a corrupted one the first corruption."""
     files = {name: value for name in ("images", "classes") if (value := getattr(section, name))}
-    options: dict[str, Any] = {name: locations.find(value) for name, value in files.items()}
+    options: dict[str, Any] = {name: context.find(value) for name, value in files.items()}
     if section.dataset in CORRUPTED:
         first = (section.domains or known_domains(section.dataset, True))[:1]
         options |= {"domains": first, "severity": section.severities[0]}
-    open_benchmark(section.dataset, locations.data, **options)
+    open_benchmark(section.dataset, context.data, **options)
 
 
 def _run(experiment: Experiment) -> list[Cell]:

@@ -69,17 +69,12 @@ def examine(
 def _one_pass(network: nn.Module, images: Tensor) -> list[Check]:
     """Check the logits, and whether what reaches the first convolution or linear layer is normalised once."""
     seen: list[Tensor] = []
-    handles = [
-        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-        for layer in network.modules()
-        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))
-    ]
-    try:
-        with torch.no_grad():
-            logits = logits_of(network(images))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), contextlib.ExitStack() as hooks:
+        for layer in network.modules():
+            if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
+                note = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+                hooks.enter_context(note)
+        logits = logits_of(network(images))
     bad = int((~logits.isfinite()).any(dim=1).sum())
     advice = "Look for NaN in weights and statistics, and for a type too small for the values." if bad else ""
     inside = any(isinstance(layer, Normalized) for layer in network.modules())

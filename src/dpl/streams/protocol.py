@@ -117,10 +117,9 @@ def _gradual(domains: Sequence[Domain]) -> list[_Stop]:
 
 
 def _mixed(domains: Sequence[Domain]) -> list[_Stop]:
-    members: dict[int | None, list[int]] = {}
-    for i, domain in enumerate(domains):
-        members.setdefault(domain.severity, []).append(i)
-    return [("mixed" if s is None else f"mixed@{s}", s, tuple(places), 0) for s, places in members.items()]
+    levels = dict.fromkeys(domain.severity for domain in domains)
+    members = {level: tuple(i for i, domain in enumerate(domains) if domain.severity == level) for level in levels}
+    return [("mixed" if s is None else f"mixed@{s}", s, places, 0) for s, places in members.items()]
 
 
 _WALKS: Mapping[str, Callable[[Sequence[Domain]], list[_Stop]]] = {

@@ -10,7 +10,7 @@ the model's whole state, before and after: weights, optimizer, memory, generator
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -35,9 +35,7 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.reads: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer a read of a meta tensor; pass everything else on."""
         kwargs = kwargs or {}
         tensors = [value for value in args if isinstance(value, Tensor)]
@@ -146,9 +144,7 @@ class FailAt(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.number, self.error, self.seen = number, error, 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count, and fail once."""
         self.seen += 1
         if self.seen == self.number:

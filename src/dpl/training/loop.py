@@ -104,7 +104,7 @@ def train(
             folder = stack.enter_context(open_run(out, new_record(spec, sources)))
         group.wait()  # for the first process, which locks the folder and checks it
         trainer = SourceTrainer(spec, len(sources.record["classes"]), place, group)
-        trainer.restore(folder)
+        trainer.resume(folder)
         if trainer.progress.step < spec.steps:
             trainer.run(sources, folder, workers, every, on_step if folder.writes else None)
         _finish(trainer, folder)
@@ -134,7 +134,7 @@ class SourceTrainer(Trainer):
         self.spec, self.group, self.progress = spec, group, _Progress()
         self._distributed = DistributedNetwork(self.network, group) if group.size > 1 else None
 
-    def restore(self, folder: RunFolder) -> None:
+    def resume(self, folder: RunFolder) -> None:
         """Continue from the last save, if there is one."""
         if saved := folder.restore(self):
             if not folder.best.exists():

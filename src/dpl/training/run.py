@@ -21,6 +21,7 @@ from dpl.core.errors import DataError, MissingExtraError, SettingError, Snapshot
 from dpl.core.extras import optional
 from dpl.core.files import clear_drafts, file_sha256, lock, write_file
 from dpl.core.optimizer import NamedOptimizer, OptimizerFactory
+from dpl.core.state import Stateful, part_of
 from dpl.data import training
 from dpl.runs.costs import environment
 from dpl.snapshot import read_snapshot, write_snapshot
@@ -31,13 +32,15 @@ __all__ = ["Record", "RunFolder", "Trainer", "draw_curves", "new_record", "open_
 Record = dict[str, Any]
 
 
-class Trainer:
+class Trainer(Stateful):
     """A network on its device, and its optimizer.
 
     Both are in the channels-last layout, in which convolutions and BatchNorm are up to twice as fast on a CPU.
     """
 
     def __init__(self, network: nn.Module, device: torch.device, optimizer: OptimizerFactory) -> None:
+        super().__init__()
+        self.declare_module("network", bare(network))  # saved under its own names, without the normalisation layer
         self.network = network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.device = device
         self.optimizer = NamedOptimizer(dict(self.network.named_parameters()), optimizer, lr=0)  # it has its own
@@ -48,16 +51,15 @@ class Trainer:
         return {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything that the next update depends on: weights, buffers and the optimizer's state."""
+        """Return everything that the next update depends on: what is declared, and the optimizer's state."""
         moments = {f"optimizer.{name.replace('/', '.')}": value for name, value in self.optimizer.state().items()}
-        return {f"network.{name}": value for name, value in self.weights().items()} | moments
+        return super().state() | moments
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned."""
-        inner = bare(self.network)
-        moments = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Set everything to a copy of `state`, on the trainer's device."""
+        moments = part_of(state, "optimizer")
         try:
-            inner.load_state_dict({name: tensors[f"network.{name}"] for name in inner.state_dict()})
+            super().restore({name: value.to(self.device) for name, value in state.items()})
             self.optimizer.restore({"/".join(name.rsplit(".", 1)): value for name, value in moments.items()})
         except (KeyError, RuntimeError) as error:
             raise SnapshotCorrupt(f"the saved state does not fit the network: {error}") from error
@@ -78,7 +80,7 @@ class RunFolder:
             notes, tensors = read_snapshot(self._last)
         except SnapshotError as error:
             raise DataError(f"{error}. Remove {self._last} to start this run again") from error
-        trainer.load_state(tensors)
+        trainer.restore(tensors)
         return notes
 
     def save(self, notes: Record, trainer: Trainer) -> None:

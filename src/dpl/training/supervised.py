@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
@@ -127,6 +127,8 @@ def _in_memory(image_set: ImageSet, limit: int | None) -> Images:
 class SupervisedTrainer(Trainer):
     """A network under SGD, with the memory of the DPL loss."""
 
+    memory: Tensor
+
     def __init__(self, spec: SupervisedSpec, classes: int, device: torch.device) -> None:
         torch.manual_seed(spec.seed)
         network = _for_small_images(create(spec.network, num_classes=classes))
@@ -139,7 +141,7 @@ class SupervisedTrainer(Trainer):
         self.head = head
         self.head.register_forward_pre_hook(lambda _layer, inputs: self._seen.append(inputs[0]))
         self._seen: list[Tensor] = []
-        self.memory = self.head.weight.detach().clone()
+        self.declare(memory=self.head.weight.detach().clone())
 
     def epoch(self, epoch: int, training: Images, test: Images) -> EpochReport:
         """Train on all training images once, then test."""
@@ -187,15 +189,6 @@ class SupervisedTrainer(Trainer):
             correct += (found == labels.to(self.device)).sum(dim=1)
         by_logits, by_cosines = (100 * correct / len(images[1])).tolist()
         return by_logits, by_cosines
-
-    def state(self) -> dict[str, Tensor]:
-        """Return everything that the next epoch depends on."""
-        return super().state() | {"memory": self.memory.cpu().clone()}
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned."""
-        super().load_state(tensors)
-        self.memory = tensors["memory"].to(self.device)
 
 
 def _for_small_images(network: nn.Module) -> nn.Module:
