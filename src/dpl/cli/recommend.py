@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibrate", type=Path, help="folder of labelled source validation images, in class folders")
     parser.add_argument("--limit", type=int, default=640, help="images to use, at most (default: %(default)s)")
     add_order_arguments(parser)
-    parser.add_argument("--workers", type=int, default=2, help="threads that read images (default: %(default)s)")
     parser.set_defaults(out=Path(), snapshot=None, save_every=1, with_source=False)
 
 
@@ -46,7 +45,8 @@ def run(args: argparse.Namespace) -> None:
     """Run the default method with and without its parts, and print what they change."""
     check_counts(args, "limit", "batch_size")
     network, folder = prepare(args)
-    calibrate = None if args.calibrate is None else labelled_images(args.calibrate, folder, args.limit)
+    reading = {"limit": args.limit, "batch_size": args.batch_size, "workers": args.workers}
+    calibrate = args.calibrate and labelled_images(args.calibrate, folder.transform, folder.names, **reading)
     models = {
         "source": dpl.adapt(network, "source"),
         "whole": dpl.adapt(network, calibrate=calibrate, estimate=True),
