@@ -168,6 +168,7 @@ class Guard(Stateful):
     def _undo(self, state: ModelState, images: Tensor) -> Tensor:
         """Undo a step after which something is not finite, and predict without it."""
         state.undo()
+        state.begin(may_fail_later=True)  # what follows may be undone as well: by the guard, or as the call fails
         state.method.facts = {"updated": False, "reason": "the step was undone: something was not finite"}
         self._record("undo", "logits, loss or parameters were not finite after the step")
         source = self.watch.source(images)
