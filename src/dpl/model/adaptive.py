@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from dpl.core.errors import SettingError
 from dpl.core.settings import make_settings
 from dpl.core.state import Stateful, move_module
-from dpl.estimate import Estimate, EstimateSettings, Watch, estimate_settings, nothing_watched
-from dpl.guard import Guard, GuardSettings, guard_settings
+from dpl.estimate import Estimate, EstimateSettings, Watch, given_settings, nothing_watched
+from dpl.guard import Guard, GuardSettings
 from dpl.methods.base import Fact, Method
 from dpl.methods.model_state import ModelState
 from dpl.methods.registry import get_method
@@ -123,8 +123,9 @@ class AdaptiveModel(nn.Module):
             raise SettingError(f"model is {type(model).__name__}: expected a torch.nn.Module that returns logits")
         if layout not in LAYOUTS:
             raise SettingError(f"layout={layout!r}: expected one of {', '.join(map(repr, LAYOUTS))}")
-        kind, guarded = get_method(method), guard_settings(guard)
-        watched = estimate_settings(estimate, wanted=calibrate is not None)
+        kind, guarded = get_method(method), given_settings(GuardSettings, "guard", guard)
+        wanted = calibrate is not None if estimate is None else estimate
+        watched = given_settings(EstimateSettings, "estimate", wanted)
         if guarded is not None and watched is None:
             watched = EstimateSettings(share=guarded.share)
         self.watch = None if watched is None else Watch(watched, model)
