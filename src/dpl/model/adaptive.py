@@ -267,18 +267,21 @@ class AdaptiveModel(nn.Module):
         with self._lock:
             tensors = {f"state.{key}": value for key, value in self.state_dict().items()}
             tensors |= {f"origin.{key}": self.state.origin[key] for key in self.prepared}
-            manifest = {
-                "method": self.method.info.name,
-                "settings": self.stored_settings(),
-                "source": self.fingerprint,
-                "input": self.input_shape if self.last_images is None else self.last_images.shape[1:],
-                "guard": None if self.guard is None else vars(self.guard.settings),
-                "estimate": None if self.watch is None else vars(self.watch.settings),
-                "notes": dict(notes or {}),
-                "classifier": self.network.classifier_name,
-                "layout": self.layout,
-            }
+            shape = self.input_shape if self.last_images is None else self.last_images.shape[1:]
+            manifest = {**self.identity(), "input": shape, "notes": dict(notes or {})}
         return write_snapshot(Path(folder), manifest, tensors)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a state of this model depends on, as a file can hold it; `dpl.load` needs it all."""
+        return {
+            "source": self.fingerprint,
+            "method": self.method.info.name,
+            "settings": self.stored_settings(),
+            "guard": None if self.guard is None else vars(self.guard.settings),
+            "estimate": None if self.watch is None else vars(self.watch.settings),
+            "classifier": self.network.classifier_name,
+            "layout": self.layout,
+        }
 
     def export(
         self, path: str | Path, format: ExportFormat = "state_dict", *, images: Tensor | None = None
