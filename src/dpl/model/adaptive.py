@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpl.core.errors import SettingError
 from dpl.core.settings import make_settings
 from dpl.core.state import Stateful, move_module
-from dpl.estimate import Estimate, EstimateSettings, Watch, given_settings, nothing_watched
+from dpl.estimate import Estimate, EstimateSettings, Watch, given_settings
 from dpl.guard import Guard, GuardSettings
 from dpl.methods.base import Fact, Method
 from dpl.methods.model_state import ModelState
@@ -198,8 +198,8 @@ class AdaptiveModel(nn.Module):
             self._facts = self.method.facts | self.guard.report
         else:
             logits, self._facts = self.method(images), self.method.facts
-            if self.watch is not None:
-                self.watch.observe(self.state, images, logits)
+            if self.watch is not None and self.watch.is_due(self.state, images):
+                self.watch.look(self.state, images, logits)
         if self.on_step is not None:
             self.on_step(self.last)
         return logits
@@ -223,7 +223,7 @@ class AdaptiveModel(nn.Module):
     def estimate(self) -> Estimate:
         """Estimate accuracy without labels, and whether the source model would be better (docs/reliability.md)."""
         with self._lock:
-            return nothing_watched() if self.watch is None else self.watch.estimate()
+            return Estimate() if self.watch is None else self.watch.estimate()
 
     @property
     def trainable(self) -> list[str]:
