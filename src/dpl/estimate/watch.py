@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.estimate.difference import compare, compared
+from dpl.estimate.difference import compare
 from dpl.estimate.home import Home
 from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.shifts import beside_others, shrunk
@@ -188,10 +188,6 @@ class Watch(Stateful):
     def window(self) -> Window:
         """The logits of both models for the images looked at last."""
         return Window(*(getattr(self, name) for name in _WINDOW))
-
-    def compared(self, rows: int, memory: int) -> Tensor:
-        """Compare both models on the last rows, without labelled data, and leave the numbers on the device."""
-        return compared(self.window, rows, memory, self.shift)
 
     def estimate(self) -> Estimate:
         """Estimate accuracy now."""

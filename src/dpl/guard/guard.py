@@ -24,6 +24,7 @@ from torch import Tensor
 from dpl.core.numerics import read_together
 from dpl.core.state import Stateful, part_of
 from dpl.estimate import Comparison, Watch
+from dpl.estimate.difference import compared
 from dpl.guard.events import EventLog, GuardEvent
 from dpl.guard.evidence import Evidence
 from dpl.guard.finite import all_finite, are_finite, bounds, nonfinite_as_zeros, nonfinite_rows
@@ -199,8 +200,8 @@ class Guard(Stateful):
     def _look(self, state: ModelState, images: Tensor, logits: Tensor, source: Tensor | None = None) -> Asked:
         """Compare the models on this batch; return what to read: what that says, and how adaptation goes."""
         self.watch.look(state, images, logits, source)
-        compared = self.watch.compared(len(images), self.settings.memory)
-        found = {"compared": compared, "drift": _relative_change(state.trained())}
+        numbers = compared(self.watch.window, len(images), self.settings.memory, self.watch.shift)
+        found = {"compared": numbers, "drift": _relative_change(state.trained())}
         share = state.method.facts.get("selected", state.method.facts.get("confident"))
         return found if share is None else found | {"selected": torch.as_tensor(share, dtype=torch.float64)}
 
