@@ -19,11 +19,10 @@ TARGET_IMAGES = 1797
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "--out", type=Path, default=Path("dpl-demo.png"), help="picture to write (default: %(default)s)"
-    )
-    parser.add_argument("--seeds", type=int, default=3, help="random orders of the stream (default: %(default)s)")
-    parser.add_argument("--train", type=int, metavar="SEED", help="train the source network again from this seed")
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("dpl-demo.png"), help="picture to write (default: %(default)s)")
+    add("--seeds", type=int, default=3, help="random orders of the stream (default: %(default)s)")
+    add("--train", type=int, metavar="SEED", help="train the source network again from this seed")
 
 
 def run(args: argparse.Namespace) -> None:

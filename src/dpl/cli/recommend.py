@@ -32,11 +32,10 @@ _MATTERS = 0.01  # share of predictions that a part must change: one that change
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_model_arguments(parser, adapting=False)
-    parser.add_argument(
-        "--images", required=True, type=Path, help="folder of unlabelled images from the target environment"
-    )
-    parser.add_argument("--calibrate", type=Path, help="folder of labelled source validation images, in class folders")
-    parser.add_argument("--limit", type=int, default=640, help="images to use, at most (default: %(default)s)")
+    add = parser.add_argument
+    add("--images", required=True, type=Path, help="folder of unlabelled images from the target environment")
+    add("--calibrate", type=Path, help="folder of labelled source validation images, in class folders")
+    add("--limit", type=int, default=640, help="images to use, at most (default: %(default)s)")
     add_order_arguments(parser)
     parser.set_defaults(out=Path(), snapshot=None, save_every=1, with_source=False)
 

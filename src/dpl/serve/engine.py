@@ -65,9 +65,7 @@ class Engine:
     def admit(self, stream_id: str, tenant: str, job: Job, *, create: bool) -> Iterator[Stream]:
         """Queue a job; the request has a place in the queues while the block runs. Raises Overloaded or NoStream."""
         with self._lock:
-            stream = self._streams.get(stream_id)
-            if stream is None and not create:
-                raise NoStream(stream_id)
+            stream = self._streams.get(stream_id) if create else self.find(stream_id)
             self._check_room(stream, tenant)
             if stream is None:
                 self._check_quota(tenant)
