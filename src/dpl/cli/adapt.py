@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
 
         def on_batch(result: FolderResult) -> None:
             note = "" if result.accuracy is None else f"accuracy {result.accuracy:.1f} %"
-            advance.to(result.position, note)
+            advance(result.position, note)
 
         result = run_folder(folder_run, model, network, on_batch)
     _print(folder_run, result, args)

@@ -65,12 +65,14 @@ def _answers(
 ) -> dict[str, Tensor]:
     """Return the classes that each model predicts."""
     answers: dict[str, list[Tensor]] = {name: [] for name in models}
+    read = 0
     for batch in batches(run.images, run.order()[:limit], run.transform, run.batch_size, workers=run.workers):
         for path, reason in batch.failed:
             warn(f"skipped {path}: {reason}")
         for name, model in models.items() if len(batch) else ():
             answers[name].append(model(batch.images.to(model.device)).argmax(dim=1).cpu())
-        advance(len(batch) + len(batch.failed))
+        read += len(batch) + len(batch.failed)
+        advance(read, "")
     if not answers["source"]:
         raise DataError("--images: none of the images could be read")
     return {name: torch.cat(found) for name, found in answers.items()}
