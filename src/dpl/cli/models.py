@@ -70,12 +70,12 @@ def adaptation(
     """Return the arguments of `dpl.adapt` beside the network; `reading` has those of `labelled_images`."""
     if args.source is None and get_method(args.method).info.source != "never":
         raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
-    labelled = {}
+    labelled: dict[str, Any] = {"source": None, "calibrate": None}
     for option, limit in (("source", SOURCE_IMAGES), ("calibrate", 1000)):
         if (folder := getattr(args, option)) is not None:
             labelled[option] = labelled_images(folder, transform, names, limit, f"--{option}", **reading)
     guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
-    return {"method": args.method, "guard": guard, **labelled, **parse_settings(args.set)}
+    return dict(method=args.method, guard=guard, **labelled, **parse_settings(args.set))
 
 
 def training_record(args: argparse.Namespace) -> dict[str, Any]:
