@@ -186,6 +186,29 @@ def test_images_that_overflow_inside_the_network_are_excluded_too() -> None:
     assert torch.isfinite(model.predict(batch)).all()
 
 
+def test_the_second_step_without_images_that_overflow_can_be_undone_too() -> None:
+    model = dpl.adapt(Overflowing(), "tent", guard=True, lr=1e39, optimizer="sgd")
+    before, batch = inner(model), images(8)
+    batch[3] += 1.0
+    assert torch.isfinite(model(batch)).all()
+    assert model.guard.counts["undo"] == 2
+    assert not model.guard.frozen
+    assert same(before, inner(model))
+
+
+@pytest.mark.parametrize("lr", [1e-2, 1e39], ids=["learnt", "undone"])
+def test_a_callback_that_raises_after_a_second_step_leaves_no_trace(lr: float) -> None:
+    def refuse(_last: Any) -> None:
+        raise RuntimeError("the logger is full")
+
+    model = dpl.adapt(Overflowing(), "tent", guard=True, lr=lr, optimizer="sgd", on_step=refuse)
+    before, batch = model.state_dict(), images(8)
+    batch[3] += 1.0
+    with pytest.raises(RuntimeError, match="full"):
+        model(batch)
+    assert same(before, model.state_dict())
+
+
 def test_a_harmed_model_is_frozen_and_the_source_model_predicts() -> None:
     model = frozen_model(freeze_rows=10_000)
     source, batch = streams.network(), streams.iid("noise", 32)[0][0]

@@ -60,7 +60,7 @@ def test_source_images_are_told_apart_by_their_contents(tmp_path: Path, monkeypa
     assert digest(Path(shutil.copytree(folder, tmp_path / "copy", symlinks=True))) == before
     change_a_byte(last)
     assert digest(folder) != before
-    monkeypatch.setattr(serve, "_SOURCE", 2)  # of nine: the first of each class
+    monkeypatch.setattr(serve, "SOURCE_IMAGES", 2)  # of nine: the first of each class
     few = digest(folder)
     change_a_byte(last)
     assert digest(folder) == few

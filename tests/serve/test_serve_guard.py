@@ -7,6 +7,8 @@ import pytest
 import torch
 from live import Live, adaptive, assert_same_state, batch, live, network, raw
 
+import dpl
+
 
 def poisoned(number: int) -> torch.Tensor:
     images = batch(number)
@@ -84,12 +86,13 @@ def test_a_collapsed_stream_is_answered_by_the_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("options", "guarded"), [([], True), (["--no-guard"], False)])
 def test_the_guard_is_on_unless_told_otherwise_and_shown(tmp_path: Path, options: list[str], guarded: bool) -> None:
     from dpl.cli import serve
+    from dpl.cli.models import adaptation
     from dpl.data import square
 
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
     args = parser.parse_args(["--model", "debug_cnn", "--method", "tent", *options])
-    assert (serve._maker(args, network(), square(32), ())().guard is not None) == guarded
+    assert (dpl.adapt(network(), **adaptation(args, square(32), ())).guard is not None) == guarded
     with live(tmp_path, guard=guarded) as server:
         assert (server.good("GET", "/v1/server")["guard"] is not None) == guarded
         server.predict("cam", 1, adapt="wait")

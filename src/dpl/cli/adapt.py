@@ -8,57 +8,39 @@ from torch import nn
 
 import dpl
 from dpl.cli.console import print_json, progress, warn
-from dpl.cli.models import (
-    add_model_arguments,
-    check_counts,
-    labelled_images,
-    load_source,
-    parse_settings,
-    training_record,
-)
-from dpl.core.errors import SettingError
+from dpl.cli.models import adaptation, add_adaptation_arguments, check_counts, load_source, training_record
 from dpl.data import ImageSet, open_folder
 from dpl.estimate import Estimate
-from dpl.methods import get_method
 from dpl.network.split import find_classifier
 from dpl.runs.folder import FolderResult, FolderRun, out_of_memory_says, run_folder
 
 __all__ = ["add_arguments", "add_order_arguments", "prepare", "run"]
 
 _UNREAD = (".heic", ".heif", ".avif")
-_SOURCE = 5000  # images of --source that are read, at most: they are kept in memory
 _NO_ROOM = "memory ran out before the first batch: use a smaller --model, or fewer images in --source and --calibrate"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_model_arguments(parser)
+    add_adaptation_arguments(parser)
     add = parser.add_argument
     add("--images", required=True, type=Path, help="folder of images; sub-folders are taken as classes")
     add("--out", type=Path, default=Path("predictions.csv"), help="default: %(default)s")
     add("--snapshot", type=Path, help="folder for the adapted model; makes the run resumable")
     add("--save-every", type=int, default=20, metavar="N", help="batches between two snapshots (default: %(default)s)")
     add_order_arguments(parser)
-    add("--no-guard", action="store_true",
-        help="turn off the guard, which stops adaptation when it does worse than the source model")  # fmt: skip
-    add("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
-    add("--source", type=Path, metavar="FOLDER",
-        help="labelled source images in class folders, for methods that need them")  # fmt: skip
-    add("--calibrate", type=Path, metavar="FOLDER",
-        help="labelled source validation images in class folders: "
-             "accuracy on --images is then estimated in percent")  # fmt: skip
     add("--with-source", action="store_true",
         help="also predict with the source model, unadapted: dpl report compares the two")  # fmt: skip
-    add("--workers", type=int, default=2, help="threads that read images (default: %(default)s)")
 
 
 def add_order_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options for the size and the order of batches."""
+    """Declare the options for reading the images: the size of batches, their order, threads."""
     add = parser.add_argument
     add("--batch-size", type=int, default=32, help="images per batch (default: %(default)s)")
     add("--order", choices=("auto", "sorted", "shuffled"), default="auto",
         help="auto: by name for a flat folder, shuffled for class folders")  # fmt: skip
     add("--seed", type=int, default=0, help="seed of the order (default: %(default)s)")
+    add("--workers", type=int, default=2, help="threads that read images (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -66,25 +48,16 @@ def run(args: argparse.Namespace) -> None:
     check_counts(args, "batch_size", "save_every")
     with out_of_memory_says(lambda: _NO_ROOM):
         network, folder_run = prepare(args)
-        model = _model(args, network, folder_run)
+        reading = {"batch_size": args.batch_size, "workers": args.workers}
+        model = dpl.adapt(network, **adaptation(args, folder_run.transform, folder_run.names, **reading))
     with progress(args.method, len(folder_run.images), quiet=args.json) as advance:
 
         def on_batch(result: FolderResult) -> None:
             note = "" if result.accuracy is None else f"accuracy {result.accuracy:.1f} %"
-            advance.to(result.position, note)
+            advance(result.position, note)
 
         result = run_folder(folder_run, model, network, on_batch)
     _print(folder_run, result, args)
-
-
-def _model(args: argparse.Namespace, network: nn.Module, folder_run: FolderRun) -> dpl.AdaptiveModel:
-    guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
-    calibrate = None if args.calibrate is None else labelled_images(args.calibrate, folder_run)
-    source = None if args.source is None else labelled_images(args.source, folder_run, _SOURCE, "--source")
-    if source is None and get_method(args.method).info.source != "never":
-        raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
-    settings = parse_settings(args.set)
-    return dpl.adapt(network, args.method, guard=guard, source=source, calibrate=calibrate, **settings)
 
 
 def prepare(args: argparse.Namespace) -> tuple[nn.Module, FolderRun]:

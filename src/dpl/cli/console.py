@@ -10,21 +10,7 @@ from typing import IO, Any
 __all__ = ["Advance", "can_draw", "print_json", "print_table", "progress", "warn"]
 
 
-class Advance:
-    """Reports progress: how many more steps are done, and a word on how it goes."""
-
-    def __init__(self, show: Callable[[int, str], None] = lambda done, note: None) -> None:
-        self._show = show
-        self.done = 0
-
-    def __call__(self, steps: int = 1, note: str = "") -> None:
-        """Add some steps."""
-        self.to(self.done + steps, note)
-
-    def to(self, done: int, note: str = "") -> None:
-        """Say how many steps are done altogether."""
-        self.done = done
-        self._show(done, note)
+Advance = Callable[[int, str], None]  # takes how many steps are done altogether, and a word on how it goes
 
 
 def print_json(document: Any) -> None:
@@ -67,7 +53,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: st
 def progress(label: str, total: int, quiet: bool = False) -> Iterator[Advance]:
     """Show a progress bar on the standard error inside the block, or a line at each tenth of the way."""
     if quiet:
-        yield Advance()
+        yield lambda done, note: None
     elif can_draw(sys.stderr):
         from rich import progress as rich
         from rich.console import Console
@@ -76,7 +62,7 @@ def progress(label: str, total: int, quiet: bool = False) -> Iterator[Advance]:
         columns = (*rich.Progress.get_default_columns(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
         with rich.Progress(*columns, note_column, console=Console(stderr=True)) as bar:
             task = bar.add_task(label, total=total, note="")
-            yield Advance(lambda done, note: bar.update(task, completed=done, note=note))
+            yield lambda done, note: bar.update(task, completed=done, note=note)
     else:
         printed = set[int]()
 
@@ -85,4 +71,4 @@ def progress(label: str, total: int, quiet: bool = False) -> Iterator[Advance]:
                 printed.add(tenth)
                 warn(f"{label}: {done}/{total} {note}".rstrip())
 
-        yield Advance(show)
+        yield show

@@ -47,7 +47,7 @@ def _arrays(args: argparse.Namespace, common: dict[str, Any]) -> dict[str, Any]:
             raise SettingError(f"--{name} is for folders of images; array files always contain all five severities")
     content = read_npz(args.source)
     with progress("corrupting", len(common["names"]), quiet=args.json) as advance:
-        common["progress"] = lambda done, total: advance.to(done)
+        common["progress"] = lambda done, total: advance(done, "")
         paths = corrupt_arrays(content["images"], content["labels"].astype(int), args.target, **common)
     return {"files": len(paths), "target": str(args.target)}
 
@@ -62,6 +62,6 @@ def _folder(args: argparse.Namespace, common: dict[str, Any]) -> dict[str, Any]:
     options = common | {"severities": severities, "transform": make_transform(args.transform), "workers": args.workers}
     count = len(image_names(args.source, recursive=True)) if args.source.is_dir() else 1
     with progress("corrupting", count, quiet=args.json) as advance:
-        report = corrupt_folder(args.source, args.target, progress=lambda done, total: advance.to(done), **options)
+        report = corrupt_folder(args.source, args.target, progress=lambda done, _: advance(done, ""), **options)
     counts = {"written": report.written, "present": report.present}
     return counts | {"target": str(args.target), "unusable": report.unusable}

@@ -1,6 +1,7 @@
 """`dpl demo`: run adaptation offline on digits, in a minute or two."""
 
 import argparse
+from itertools import count
 from math import ceil
 from pathlib import Path
 
@@ -19,11 +20,10 @@ TARGET_IMAGES = 1797
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "--out", type=Path, default=Path("dpl-demo.png"), help="picture to write (default: %(default)s)"
-    )
-    parser.add_argument("--seeds", type=int, default=3, help="random orders of the stream (default: %(default)s)")
-    parser.add_argument("--train", type=int, metavar="SEED", help="train the source network again from this seed")
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("dpl-demo.png"), help="picture to write (default: %(default)s)")
+    add("--seeds", type=int, default=3, help="random orders of the stream (default: %(default)s)")
+    add("--train", type=int, metavar="SEED", help="train the source network again from this seed")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -34,10 +34,11 @@ def run(args: argparse.Namespace) -> None:
         print(f"Source: a small residual network, {accuracy:.1f} % on MNIST digits it has not seen.")
         print(f"Target: {TARGET_IMAGES:,} UCI digits, unlabelled, in {args.seeds} random orders of batches of 32.\n")
     steps = len(METHODS) * args.seeds * ceil(TARGET_IMAGES / BATCH_SIZE)
+    batches = count(1)
     with progress("adapting", steps, quiet=args.json) as advance:
 
         def on_batch(method: str, result: OnlineResult) -> None:
-            advance(1, f"{method}: {result.accuracy:.1f} % so far")
+            advance(next(batches), f"{method}: {result.accuracy:.1f} % so far")
 
         rows = run_demo(network, args.seeds, on_batch)
     picture = write_picture(rows, args.out)
@@ -59,5 +60,5 @@ def _network(args: argparse.Namespace) -> tuple[nn.Module, float]:
     if args.train is None:
         return load_source_network()
     with progress("training the source network", 8, quiet=args.json) as advance:
-        network = train_source_network(args.train, 8, lambda _epoch, loss: advance(1, f"loss {loss:.3f}"))
+        network = train_source_network(args.train, 8, lambda epoch, loss: advance(epoch + 1, f"loss {loss:.3f}"))
     return network, source_accuracy(network)

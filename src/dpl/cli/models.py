@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,16 @@ from dpl.core.extras import choose_device, import_object
 from dpl.data import ImageSet, batches, open_folder, resize_crop
 from dpl.data import square as to_square
 from dpl.data.transforms import Evaluation
+from dpl.methods import get_method
 from dpl.model.adaptive import DEFAULT_METHOD
 from dpl.network.split import find_classifier
-from dpl.runs.folder import FolderRun
 
 __all__ = [
-    "add_model_arguments", "check_counts", "class_names", "evaluation_transform", "images_of", "labelled_images",
-    "load_source", "parse_settings", "source_network", "spread", "training_record",
+    "SOURCE_IMAGES", "adaptation", "add_adaptation_arguments", "add_model_arguments", "check_counts", "images_of",
+    "labelled_images", "load_source", "parse_settings", "spread", "training_record",
 ]  # fmt: skip
+
+SOURCE_IMAGES = 5000  # of --source are read, at most: they are kept in memory
 
 
 def add_model_arguments(
@@ -50,10 +52,36 @@ def add_model_arguments(
     add("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
 
 
+def add_adaptation_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Declare the options of the model and of all that `adaptation` reads."""
+    add_model_arguments(parser)
+    add = parser.add_argument
+    add("--no-guard", action="store_true", help="turn off the guard, which stops adaptation that does harm")
+    add("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
+    add("--source", type=Path, metavar="FOLDER",
+        help="labelled source images in class folders, for methods that need them")  # fmt: skip
+    add("--calibrate", type=Path, metavar="FOLDER",
+        help="labelled source validation images in class folders: accuracy is then estimated in percent")  # fmt: skip
+
+
+def adaptation(
+    args: argparse.Namespace, transform: Evaluation, names: Collection[str], **reading: int
+) -> dict[str, Any]:
+    """Return the arguments of `dpl.adapt` beside the network; `reading` has those of `labelled_images`."""
+    if args.source is None and get_method(args.method).info.source != "never":
+        raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
+    labelled: dict[str, Any] = {"source": None, "calibrate": None}
+    for option, limit in (("source", SOURCE_IMAGES), ("calibrate", 1000)):
+        if (folder := getattr(args, option)) is not None:
+            labelled[option] = labelled_images(folder, transform, names, limit, f"--{option}", **reading)
+    guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
+    return dict(method=args.method, guard=guard, **labelled, **parse_settings(args.set))
+
+
 def training_record(args: argparse.Namespace) -> dict[str, Any]:
     """Return what is known of the model: its network and image size, if `dpl train` made it, and its classes."""
     path = Path(args.model)
-    named = {} if args.classes is None else {"classes": class_names(args.classes)}
+    named = {} if args.classes is None else {"classes": _class_names(args.classes)}
     if is_pretrained_folder(folder := args.network or args.model):
         return pretrained_record(Path(folder)) | named
     beside = (path if path.is_dir() else path.parent) / "train.json"
@@ -67,10 +95,8 @@ def training_record(args: argparse.Namespace) -> dict[str, Any]:
         raise DataError(f"{beside}: not a training record ({error})") from error
 
 
-def class_names(path: Path | None) -> list[str] | None:
+def _class_names(path: Path) -> list[str]:
     """Read class names, one per line."""
-    if path is None:
-        return None
     try:
         names = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except UnicodeDecodeError as error:
@@ -83,14 +109,13 @@ def class_names(path: Path | None) -> list[str] | None:
 def load_source(args: argparse.Namespace) -> tuple[nn.Module, Evaluation, int]:
     """Return the network of the options, the transform of an image to its input, and the side of that in pixels."""
     record = training_record(args)
-    network, own_size = source_network(args, record, record.get("classes"))
+    network, own_size = _source_network(args, record)
     size = args.size or record.get("size") or own_size
-    return network, evaluation_transform(size, square="size" in record), size
+    whole = "size" in record or size <= 64  # of small images, and as in training
+    return network, to_square(size) if whole else resize_crop(round(size / 0.875), size), size
 
 
-def source_network(
-    args: argparse.Namespace, record: dict[str, Any], classes: list[str] | None
-) -> tuple[nn.Module, int]:
+def _source_network(args: argparse.Namespace, record: dict[str, Any]) -> tuple[nn.Module, int]:
     """Return the network of the options, on its device, and the side of its images in pixels."""
     for module in args.imports:
         import_object(module)
@@ -100,6 +125,7 @@ def source_network(
         name = args.network or record.get("network")
         if name is None:
             raise SettingError(f"--model {path} contains weights only; name the architecture with --network NAME")
+    classes = record.get("classes")
     count = len(classes) if classes else _head_size(name, weights) if weights is not None else None
     network = create(name, num_classes=count, weights=weights, pretrained=args.pretrained)
     if weights is None and not (is_pretrained_folder(name) or args.pretrained or args.random_weights):
@@ -128,11 +154,6 @@ def _input_size(name: str, network: nn.Module) -> int:
     return 224
 
 
-def evaluation_transform(size: int, square: bool) -> Evaluation:
-    """Return the transform of images; networks of up to 64 pixels get the whole image."""
-    return to_square(size) if square or size <= 64 else resize_crop(round(size / 0.875), size)
-
-
 def images_of(folder: Path, transform: Evaluation, limit: int) -> Tensor:
     """Return at most `limit` images of `--images`, spread over the folder."""
     read = _some_of(open_folder(folder), transform, limit, f"--images {folder}")
@@ -140,13 +161,19 @@ def images_of(folder: Path, transform: Evaluation, limit: int) -> Tensor:
 
 
 def labelled_images(
-    folder: Path, run: FolderRun, limit: int = 1000, option: str = "--calibrate"
+    folder: Path,
+    transform: Evaluation,
+    names: Collection[str],
+    limit: int,
+    option: str = "--calibrate",
+    batch_size: int = 32,
+    workers: int = 2,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return at most `limit` labelled images, spread over the classes, in batches as the run reads its own."""
-    images = open_folder(folder, run.names or None)
+    """Return at most `limit` labelled images, spread over the classes, in batches; `names` are those classes."""
+    images = open_folder(folder, [*names] or None)
     if not (images.labels >= 0).any():
         raise DataError(f"{option} {folder}: expected one sub-folder for each class, found images without labels")
-    return _some_of(images, run.transform, limit, f"{option} {folder}", run.batch_size, run.workers)
+    return _some_of(images, transform, limit, f"{option} {folder}", batch_size, workers)
 
 
 def spread(count: int, limit: int) -> range:

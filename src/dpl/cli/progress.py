@@ -31,7 +31,7 @@ def watched(title: str, cells: Sequence[Cell], store: Store, quiet: bool) -> Ite
             speed = f"{1000 * seen.seconds / max(seen.images, 1):.1f} ms/image"
             outcome = seen.error or f"{seen.accuracy:.1f} %, {speed}"
             text = f"{', '.join(labels[seen.unit.key])} on {seen.unit.stream_title}: {outcome}"
-            advance.to(gone, text)
+            advance(gone, text)
             part = _LINES * gone // max(total, 1)
             if seen.ended and not (quiet or bar) and (seen.error or total <= _LINES or part not in printed):
                 printed.add(part)

@@ -32,13 +32,11 @@ _MATTERS = 0.01  # share of predictions that a part must change: one that change
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_model_arguments(parser, adapting=False)
-    parser.add_argument(
-        "--images", required=True, type=Path, help="folder of unlabelled images from the target environment"
-    )
-    parser.add_argument("--calibrate", type=Path, help="folder of labelled source validation images, in class folders")
-    parser.add_argument("--limit", type=int, default=640, help="images to use, at most (default: %(default)s)")
+    add = parser.add_argument
+    add("--images", required=True, type=Path, help="folder of unlabelled images from the target environment")
+    add("--calibrate", type=Path, help="folder of labelled source validation images, in class folders")
+    add("--limit", type=int, default=640, help="images to use, at most (default: %(default)s)")
     add_order_arguments(parser)
-    parser.add_argument("--workers", type=int, default=2, help="threads that read images (default: %(default)s)")
     parser.set_defaults(out=Path(), snapshot=None, save_every=1, with_source=False)
 
 
@@ -46,7 +44,8 @@ def run(args: argparse.Namespace) -> None:
     """Run the default method with and without its parts, and print what they change."""
     check_counts(args, "limit", "batch_size")
     network, folder = prepare(args)
-    calibrate = None if args.calibrate is None else labelled_images(args.calibrate, folder, args.limit)
+    reading = {"limit": args.limit, "batch_size": args.batch_size, "workers": args.workers}
+    calibrate = args.calibrate and labelled_images(args.calibrate, folder.transform, folder.names, **reading)
     models = {
         "source": dpl.adapt(network, "source"),
         "whole": dpl.adapt(network, calibrate=calibrate, estimate=True),
@@ -66,12 +65,14 @@ def _answers(
 ) -> dict[str, Tensor]:
     """Return the classes that each model predicts."""
     answers: dict[str, list[Tensor]] = {name: [] for name in models}
+    read = 0
     for batch in batches(run.images, run.order()[:limit], run.transform, run.batch_size, workers=run.workers):
         for path, reason in batch.failed:
             warn(f"skipped {path}: {reason}")
         for name, model in models.items() if len(batch) else ():
             answers[name].append(model(batch.images.to(model.device)).argmax(dim=1).cpu())
-        advance(len(batch) + len(batch.failed))
+        read += len(batch) + len(batch.failed)
+        advance(read, "")
     if not answers["source"]:
         raise DataError("--images: none of the images could be read")
     return {name: torch.cat(found) for name, found in answers.items()}

@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
     out = check_output(args.out) if args.out else default_output(args.runs)
     found: list[Run] = []
     with progress("reading", len(args.runs), quiet=args.json or len(args.runs) < 2) as advance:
-        for path in args.runs:
+        for count, path in enumerate(args.runs, start=1):
             found += read_runs(path, args.data)
-            advance(1, path.name)
+            advance(count, path.name)
     page = write_report(found, out)
     tables = write_tables(found, page, [name for name in ("latex", "csv", "png") if getattr(args, name)])
     if args.json:

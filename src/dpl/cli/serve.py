@@ -17,15 +17,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-from torch import Tensor
 
 import dpl
 from dpl.cli.console import print_json, warn
 from dpl.cli.models import (
-    add_model_arguments,
-    labelled_images,
+    SOURCE_IMAGES,
+    adaptation,
+    add_adaptation_arguments,
     load_source,
-    parse_settings,
     spread,
     training_record,
 )
@@ -35,8 +34,6 @@ from dpl.core.files import file_sha256
 from dpl.core.settings import whole_number
 from dpl.data import open_folder
 from dpl.data.transforms import Evaluation
-from dpl.methods import get_method
-from dpl.runs.folder import FolderRun
 from dpl.serve.settings import RaySettings, ServeSettings
 
 if TYPE_CHECKING:
@@ -49,7 +46,6 @@ _GROUPS = {
     "model": {"workers", "live_models", "answer"},
     "storage": {"max_streams_in_memory", "snapshot_every", "keep_snapshots", "events_kept", "on_storage_failure"},
 }  # all other settings are limits
-_SOURCE, _CALIBRATE = 5000, 1000  # images that are read, at most: they are kept in memory
 _EXAMPLES = """examples:
   dpl serve --model runs/pacs/sketch
   dpl serve --model resnet18 --weights my.safetensors --classes names.txt --method dpl --port 8080
@@ -62,22 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model, storage, limits, security, ray = (
         parser.add_argument_group(title) for title in ("model", "storage", "limits", "security", "Ray")
     )
-    add_model_arguments(model)
-    model.add_argument("--no-guard", action="store_true",
-                       help="turn off the guard, which stops adaptation that does harm")  # fmt: skip
-    model.add_argument("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
-    model.add_argument("--source", type=Path, metavar="FOLDER",
-                       help="labelled source images in class folders, for methods that need them")  # fmt: skip
-    model.add_argument("--calibrate", type=Path, metavar="FOLDER",
-                       help="labelled source validation images in class folders: "
-                            "the accuracy of each stream is then estimated in percent")  # fmt: skip
+    add_adaptation_arguments(model)
     model.add_argument("--threads", type=int, metavar="N", help="CPU threads of each worker (default: torch's choice)")
-    storage.add_argument("--state", type=Path, default=Path("dpl-state"), metavar="DIR",
-                         help="folder for the adapted state of the streams (default: %(default)s)")  # fmt: skip
-    storage.add_argument("--journal", type=Path, metavar="FILE",
-                         help="append every event of every stream as JSON, one per line")  # fmt: skip
-    storage.add_argument("--log-format", choices=("text", "json"), default="text",
-                         help="form of the log on standard error (default: %(default)s)")  # fmt: skip
+    add = storage.add_argument
+    add("--state", type=Path, default=Path("dpl-state"), metavar="DIR",
+        help="folder for the adapted state of the streams (default: %(default)s)")  # fmt: skip
+    add("--journal", type=Path, metavar="FILE", help="append every event of every stream as JSON, one per line")
+    add("--log-format", choices=("text", "json"), default="text",
+        help="form of the log on standard error (default: %(default)s)")  # fmt: skip
     _add_security(security)
     ray.add_argument("--engine", choices=("local", "ray"), default="local",
                      help="local: one process; ray: several, by Ray Serve (default: %(default)s)")  # fmt: skip
@@ -90,13 +78,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_security(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1",
-                       help="address; anything but loopback requires --token-file (default: %(default)s)")  # fmt: skip
-    group.add_argument("--port", type=int, default=8000, help="0 chooses a free port (default: %(default)s)")
-    group.add_argument("--token-file", type=Path, metavar="FILE",
-                       help="lines of TOKEN [STREAM_PREFIX]; a prefix limits the token to streams with it")  # fmt: skip
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate, to serve HTTPS")
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="private key of the certificate")
+    add = group.add_argument
+    add("--host", default="127.0.0.1",
+        help="address; anything but loopback requires --token-file (default: %(default)s)")  # fmt: skip
+    add("--port", type=int, default=8000, help="0 chooses a free port (default: %(default)s)")
+    add("--token-file", type=Path, metavar="FILE",
+        help="lines of TOKEN [STREAM_PREFIX]; a prefix limits the token to streams with it")  # fmt: skip
+    add("--tls-cert", type=Path, metavar="FILE", help="certificate, to serve HTTPS")
+    add("--tls-key", type=Path, metavar="FILE", help="private key of the certificate")
 
 
 def _add_setting(group: argparse._ArgumentGroup, field: "dataclasses.Field[Any]") -> None:
@@ -200,7 +189,7 @@ def _digest(folder: Path) -> str:
     """Identify a folder of images by the names of all and the contents of those that are read, wherever it lies."""
     images = open_folder(folder)
     files = [Path(images.location(index)) for index in range(len(images))]
-    read = {files[index] for index in spread(len(files), _SOURCE)}  # those of `labelled_images`
+    read = {files[index] for index in spread(len(files), SOURCE_IMAGES)}  # those of `labelled_images`
     digest = hashlib.sha256()
     for file in sorted(files):
         try:
@@ -212,38 +201,16 @@ def _digest(folder: Path) -> str:
 
 
 def _source(args: argparse.Namespace) -> tuple[Callable[[], dpl.AdaptiveModel], Evaluation, int, tuple[str, ...]]:
-    """Return what makes an adaptive model, the transform of an image to its input, its size, and the class names."""
+    """Return what makes an adaptive model, the transform of an image to its input, its size, and the class names.
+
+    Labelled images are read once, and all models share them.
+    """
     network, transform, size = load_source(args)
     names = tuple(training_record(args).get("classes") or ())
-    return _maker(args, network, transform, names), transform, size, names
-
-
-def _maker(
-    args: argparse.Namespace, network: torch.nn.Module, transform: Evaluation, names: tuple[str, ...]
-) -> Callable[[], dpl.AdaptiveModel]:
-    """Return what makes an adaptive model; labelled images are read once, and all models share them."""
-
-    def labelled(folder: Path | None, option: str, limit: int) -> list[tuple[Tensor, Tensor]] | None:
-        if folder is None:
-            return None
-        run = FolderRun(open_folder(folder, names or None), transform, Path(), names)
-        return labelled_images(folder, run, limit, option)
-
     # A fixed layout: a restarted server must continue with bitwise identical results.
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
-    if args.source is None and get_method(args.method).info.source != "never":
-        raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
-    return partial(
-        dpl.adapt,
-        network,
-        args.method,
-        guard=guard,
-        source=labelled(args.source, "--source", _SOURCE),
-        calibrate=labelled(args.calibrate, "--calibrate", _CALIBRATE),
-        layout="as_is",
-        **parse_settings(args.set),
-    )
+    make = partial(dpl.adapt, network, layout="as_is", **adaptation(args, transform, names))
+    return make, transform, size, names
 
 
 def _announce(args: argparse.Namespace, port: int, about: Mapping[str, Any], problems: Sequence[str]) -> None:

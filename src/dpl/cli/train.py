@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
 
         def on_step(report: StepReport) -> None:
             validated = "" if report.mean is None else f", validation {report.mean:.1f} %"
-            advance.to(report.step + 1, f"loss {report.loss:.3f}{validated}")  # a resumed run starts ahead
+            advance(report.step + 1, f"loss {report.loss:.3f}{validated}")  # a resumed run starts ahead
 
         result = train(
             spec, data=args.data, out=args.out, on_step=on_step, workers=args.workers, cache=args.cache,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 from dpl.core.errors import SettingError
 from dpl.core.settings import Checked, make_settings, setting
 
-__all__ = ["EstimateSettings", "estimate_settings", "given_settings"]
+__all__ = ["EstimateSettings", "given_settings"]
 
 S = TypeVar("S", bound=Checked)
 
@@ -29,13 +29,8 @@ class EstimateSettings(Checked):
     margin: float = setting(0.02, "difference of accuracy below which the verdict is 'unsure'", low=0, high=1)
 
 
-def estimate_settings(estimate: bool | Mapping[str, Any] | None, wanted: bool) -> EstimateSettings | None:
-    """Return the settings that `estimate=` asks for; None: on if it is `wanted` for something else."""
-    return given_settings(EstimateSettings, "estimate", wanted if estimate is None else estimate)
-
-
 def given_settings(kind: type[S], name: str, given: bool | S | Mapping[str, Any] | None) -> S | None:
-    """Return the settings that an argument asks for: False or None for none, True for the defaults."""
+    """Return the settings that `guard=` or `estimate=` asks for: False or None for none, True for the defaults."""
     if given is None or given is False:
         return None
     if isinstance(given, kind):

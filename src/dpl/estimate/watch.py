@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.estimate.difference import compare, compared
+from dpl.estimate.difference import compare
 from dpl.estimate.home import Home
 from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.shifts import beside_others, shrunk
@@ -24,7 +24,7 @@ from dpl.network.norm import UNKNOWN, MeasuredShift
 from dpl.network.norm_control import install
 from dpl.network.split import logits_of, private_copy
 
-__all__ = ["WORSE", "Estimate", "Watch", "nothing_watched"]
+__all__ = ["WORSE", "Estimate", "Watch"]
 
 BETTER, WORSE, UNSURE = "better", "worse", "unsure"
 _STEP = 3.0  # forward passes that a step costs: forward and backward
@@ -48,7 +48,8 @@ class Estimate:
     rows: int = 0  # images looked at
     difference: float | None = None  # adapted minus source, in points
     verdict: str = UNSURE  # is the adapted model "better" or "worse" than the source model, or "unsure"
-    reason: str = ""  # of the verdict, and why there is no number
+    # Of the verdict, and why there is no number.
+    reason: str = "the stream was not watched; pass calibrate= (labelled source data) or estimate=True to dpl.adapt"
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data, for records and metrics."""
@@ -63,12 +64,6 @@ class Estimate:
             f"{self.accuracy:.1f} % ({self.low:.1f} to {self.high:.1f}), source model {self.source:.1f} %, "
             f"{which}, from {self.rows} images"
         )
-
-
-def nothing_watched() -> Estimate:
-    """Return what can be said about a model that was not watched."""
-    reason = "the stream was not watched; pass calibrate= (labelled source data) or estimate=True to dpl.adapt"
-    return Estimate(reason=reason)
 
 
 class Watch(Stateful):
@@ -147,11 +142,6 @@ class Watch(Stateful):
         self.shift = measured.added_to(self.shift, len(images))
         return logits
 
-    def observe(self, state: ModelState, images: Tensor, adapted: Tensor) -> None:
-        """Count a batch and look at it if that is due."""
-        if self.is_due(state, images):
-            self.look(state, images, adapted)
-
     def is_due(self, state: ModelState, images: Tensor, *, closely: bool = False, spare: float = 0.0) -> bool:
         """Count a batch; say whether to look at it. `spare` passes of an image may be spent beside the set share."""
         step = _STEP if state.method.optimizers else 1.0
@@ -198,10 +188,6 @@ class Watch(Stateful):
     def window(self) -> Window:
         """The logits of both models for the images looked at last."""
         return Window(*(getattr(self, name) for name in _WINDOW))
-
-    def compared(self, rows: int, memory: int) -> Tensor:
-        """Compare both models on the last rows, without labelled data, and leave the numbers on the device."""
-        return compared(self.window, rows, memory, self.shift)
 
     def estimate(self) -> Estimate:
         """Estimate accuracy now."""

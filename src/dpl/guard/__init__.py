@@ -6,6 +6,6 @@ states, and must not know a particular method.
 
 from dpl.guard.events import GuardEvent
 from dpl.guard.guard import Guard
-from dpl.guard.settings import GuardSettings, guard_settings
+from dpl.guard.settings import GuardSettings
 
-__all__ = ["Guard", "GuardEvent", "GuardSettings", "guard_settings"]
+__all__ = ["Guard", "GuardEvent", "GuardSettings"]

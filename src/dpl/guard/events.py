@@ -1,8 +1,5 @@
-"""Events of the guard: counted, logged, kept in a bounded list, and passed to a callback."""
+"""Events of the guard: what it can do, and what it did."""
 
-import logging
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from dpl.core.state import Stateful
@@ -17,7 +14,6 @@ ACTIONS = {
     "freeze": "adaptation has cost too many predictions: the source model predicts, and the state is put back",
     "unfreeze": "the adapted model is better again, or has waited long enough: it predicts and adapts",
 }
-_log = logging.getLogger("dpl.guard")
 
 
 @dataclass(frozen=True)
@@ -36,24 +32,8 @@ class GuardEvent:
 
 
 class EventLog(Stateful):
-    """Counters, which are part of the model's state; the latest events and a callback, which are not."""
+    """How often each action was taken; the counts are part of the model's state, the events are not."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.declare(**dict.fromkeys(ACTIONS, 0))
-        self.events: deque[GuardEvent] = deque(maxlen=length)
-        self.on_event: Callable[[GuardEvent], None] | None = None
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How often each action was taken: images for `set_aside` and `not_learnt`, batches for the others."""
-        return {action: getattr(self, action) for action in ACTIONS}
-
-    def record(self, event: GuardEvent, times: int = 1) -> None:
-        """Count an event, log it and call the callback."""
-        setattr(self, event.action, getattr(self, event.action) + times)
-        self.events.append(event)
-        level = logging.WARNING if event.alarm else logging.INFO
-        _log.log(level, "batch %d: %s: %s", event.batch, event.action, event.reason)
-        if self.on_event is not None:
-            self.on_event(event)

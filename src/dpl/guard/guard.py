@@ -12,6 +12,7 @@ adaptation changes (before the step; last good one). Away from the CPU the host 
 the check of the images is one transfer, all that is asked after a step another. More is read only where the guard acts.
 """
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,7 +25,8 @@ from torch import Tensor
 from dpl.core.numerics import read_together
 from dpl.core.state import Stateful, part_of
 from dpl.estimate import Comparison, Watch
-from dpl.guard.events import EventLog, GuardEvent
+from dpl.estimate.difference import compared
+from dpl.guard.events import ACTIONS, EventLog, GuardEvent
 from dpl.guard.evidence import Evidence
 from dpl.guard.finite import all_finite, are_finite, bounds, nonfinite_as_zeros, nonfinite_rows
 from dpl.guard.inputs import RowCheck, RowCheckResult, spread, without
@@ -36,10 +38,15 @@ __all__ = ["Guard"]
 Confirm = Callable[[Tensor], ModelState]  # shows images to the network, which may find its classifier by them
 Asked = dict[str, Tensor]  # what to read on the host, by name
 Numbers = dict[str, list[float]]  # what was read
+_log = logging.getLogger("dpl.guard")
 
 
 class Guard(Stateful):
-    """Watches one adapting model; made by `dpl.adapt(..., guard=True)` and found at `model.guard`."""
+    """Watches one adapting model; made by `dpl.adapt(..., guard=True)` and found at `model.guard`.
+
+    Attributes:
+        events: the latest events, oldest first.
+    """
 
     host_reads: ClassVar[int] = 1  # in a step, beside the check of the images and the method's own
 
@@ -53,9 +60,11 @@ class Guard(Stateful):
         self.settings, self.watch = settings, watch
         self.declare(batches=0, disagreement=0.0, glanced=0, differing=0)
         self.rows, self.evidence = RowCheck(settings), Evidence(settings)
-        self.event_log = EventLog(settings.log)
+        self.event_log = EventLog()
         for name in ("rows", "evidence", "event_log"):
             self.declare_part(name, getattr(self, name))
+        self.events: deque[GuardEvent] = deque(maxlen=settings.log)
+        self._on_event: Callable[[GuardEvent], None] | None = None
         self.good: State = {}  # the last good state of the model; empty if there is none
         self.report: dict[str, Any] = {}
         self._unsure = False  # whether a row of the answer to this batch may not be finite
@@ -91,17 +100,12 @@ class Guard(Stateful):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each action was taken."""
-        return self.event_log.counts
-
-    @property
-    def events(self) -> deque[GuardEvent]:
-        """The latest events, oldest first."""
-        return self.event_log.events
+        """How often each action was taken: images for `set_aside` and `not_learnt`, batches for the others."""
+        return {action: getattr(self.event_log, action) for action in ACTIONS}
 
     def call_on_event(self, callback: Callable[[GuardEvent], None] | None) -> None:
         """Call a function with every event from now on (None: no function)."""
-        self.event_log.on_event = callback
+        self._on_event = callback
 
     def step(self, images: Tensor, confirm: Confirm) -> Tensor:
         """Predict a batch and adapt to it, as far as both are safe; `confirm` gets the valid images first."""
@@ -168,6 +172,7 @@ class Guard(Stateful):
     def _undo(self, state: ModelState, images: Tensor) -> Tensor:
         """Undo a step after which something is not finite, and predict without it."""
         state.undo()
+        state.begin(may_fail_later=True)  # what follows may be undone as well: by the guard, or as the call fails
         state.method.facts = {"updated": False, "reason": "the step was undone: something was not finite"}
         self._record("undo", "logits, loss or parameters were not finite after the step")
         source = self.watch.source(images)
@@ -198,8 +203,8 @@ class Guard(Stateful):
     def _look(self, state: ModelState, images: Tensor, logits: Tensor, source: Tensor | None = None) -> Asked:
         """Compare the models on this batch; return what to read: what that says, and how adaptation goes."""
         self.watch.look(state, images, logits, source)
-        compared = self.watch.compared(len(images), self.settings.memory)
-        found = {"compared": compared, "drift": _relative_change(state.trained())}
+        numbers = compared(self.watch.window, len(images), self.settings.memory, self.watch.shift)
+        found = {"compared": numbers, "drift": _relative_change(state.trained())}
         share = state.method.facts.get("selected", state.method.facts.get("confident"))
         return found if share is None else found | {"selected": torch.as_tensor(share, dtype=torch.float64)}
 
@@ -294,8 +299,15 @@ class Guard(Stateful):
         self._record(action, f"{len(images)} of {count} images, e.g. {row}: {why}{then}", times=len(images))
 
     def _record(self, action: str, reason: str, found: Comparison | None = None, times: int = 1) -> None:
+        """Count an event, report and log it, and call the callback."""
+        event = GuardEvent(self.batches, action, reason, found)
         self.report["guard"] |= {"action": action, "reason": reason}
-        self.event_log.record(GuardEvent(self.batches, action, reason, found), times)
+        setattr(self.event_log, action, self.counts[action] + times)
+        self.events.append(event)
+        level = logging.WARNING if event.alarm else logging.INFO
+        _log.log(level, "batch %d: %s: %s", event.batch, action, reason)
+        if self._on_event is not None:
+            self._on_event(event)
 
 
 @torch.no_grad()

@@ -1,14 +1,12 @@
 """Settings of the guard: every constant that it decides by is here."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dpl.core.settings import Checked, setting
-from dpl.estimate.settings import given_settings
 
-__all__ = ["GuardSettings", "guard_settings"]
+__all__ = ["GuardSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +27,3 @@ class GuardSettings(Checked):
     low: float | None = setting(None, "smallest valid pixel value, if you know it", low=-math.inf, high=math.inf)
     high: float | None = setting(None, "largest valid pixel value, if you know it", low=-math.inf, high=math.inf)
     log: int = setting(256, "events kept in `guard.events`", low=1)
-
-
-def guard_settings(guard: bool | GuardSettings | Mapping[str, Any] | None) -> GuardSettings | None:
-    """Return the settings that `guard=` asks for: False or None for no guard, True for the defaults."""
-    return given_settings(GuardSettings, "guard", guard)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from dpl.core.errors import SettingError
 from dpl.core.settings import make_settings
 from dpl.core.state import Stateful, move_module
-from dpl.estimate import Estimate, EstimateSettings, Watch, estimate_settings, nothing_watched
-from dpl.guard import Guard, GuardSettings, guard_settings
+from dpl.estimate import Estimate, EstimateSettings, Watch, given_settings
+from dpl.guard import Guard, GuardSettings
 from dpl.methods.base import Fact, Method
 from dpl.methods.model_state import ModelState
 from dpl.methods.registry import get_method
@@ -123,8 +123,9 @@ class AdaptiveModel(nn.Module):
             raise SettingError(f"model is {type(model).__name__}: expected a torch.nn.Module that returns logits")
         if layout not in LAYOUTS:
             raise SettingError(f"layout={layout!r}: expected one of {', '.join(map(repr, LAYOUTS))}")
-        kind, guarded = get_method(method), guard_settings(guard)
-        watched = estimate_settings(estimate, wanted=calibrate is not None)
+        kind, guarded = get_method(method), given_settings(GuardSettings, "guard", guard)
+        wanted = calibrate is not None if estimate is None else estimate
+        watched = given_settings(EstimateSettings, "estimate", wanted)
         if guarded is not None and watched is None:
             watched = EstimateSettings(share=guarded.share)
         self.watch = None if watched is None else Watch(watched, model)
@@ -197,8 +198,8 @@ class AdaptiveModel(nn.Module):
             self._facts = self.method.facts | self.guard.report
         else:
             logits, self._facts = self.method(images), self.method.facts
-            if self.watch is not None:
-                self.watch.observe(self.state, images, logits)
+            if self.watch is not None and self.watch.is_due(self.state, images):
+                self.watch.look(self.state, images, logits)
         if self.on_step is not None:
             self.on_step(self.last)
         return logits
@@ -222,7 +223,7 @@ class AdaptiveModel(nn.Module):
     def estimate(self) -> Estimate:
         """Estimate accuracy without labels, and whether the source model would be better (docs/reliability.md)."""
         with self._lock:
-            return nothing_watched() if self.watch is None else self.watch.estimate()
+            return Estimate() if self.watch is None else self.watch.estimate()
 
     @property
     def trainable(self) -> list[str]:
@@ -266,18 +267,21 @@ class AdaptiveModel(nn.Module):
         with self._lock:
             tensors = {f"state.{key}": value for key, value in self.state_dict().items()}
             tensors |= {f"origin.{key}": self.state.origin[key] for key in self.prepared}
-            manifest = {
-                "method": self.method.info.name,
-                "settings": self.stored_settings(),
-                "source": self.fingerprint,
-                "input": self.input_shape if self.last_images is None else self.last_images.shape[1:],
-                "guard": None if self.guard is None else vars(self.guard.settings),
-                "estimate": None if self.watch is None else vars(self.watch.settings),
-                "notes": dict(notes or {}),
-                "classifier": self.network.classifier_name,
-                "layout": self.layout,
-            }
+            shape = self.input_shape if self.last_images is None else self.last_images.shape[1:]
+            manifest = {**self.identity(), "input": shape, "notes": dict(notes or {})}
         return write_snapshot(Path(folder), manifest, tensors)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a state of this model depends on, as a file can hold it; `dpl.load` needs it all."""
+        return {
+            "source": self.fingerprint,
+            "method": self.method.info.name,
+            "settings": self.stored_settings(),
+            "guard": None if self.guard is None else vars(self.guard.settings),
+            "estimate": None if self.watch is None else vars(self.watch.settings),
+            "classifier": self.network.classifier_name,
+            "layout": self.layout,
+        }
 
     def export(
         self, path: str | Path, format: ExportFormat = "state_dict", *, images: Tensor | None = None

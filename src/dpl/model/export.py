@@ -172,9 +172,8 @@ def _agreement(model: "AdaptiveModel", run: Run, images: Tensor | None) -> tuple
 
 
 def _write_state_dict(network: nn.Module, _example: Tensor) -> tuple[bytes, Run]:
-    data = serialise_tensors(
-        {k: value.detach().cpu().contiguous().clone() for k, value in network.state_dict().items()}
-    )
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in network.state_dict().items()}
+    data = serialise_tensors(tensors)
     network.load_state_dict(parse_tensors(data))
     return data, _Logits(network)
 

@@ -190,9 +190,8 @@ class _Routes:
         """List the streams, most recently used first."""
         streams = [stream for stream in self._engine.streams() if stream.id.startswith(request.state.prefix)]
         streams.sort(key=lambda stream: stream.used, reverse=True)
-        return SafeJSON(
-            {"streams": [stream.describe(self._server) for stream in streams[:limit]], "total": len(streams)}
-        )
+        shown = [stream.describe(self._server) for stream in streams[:limit]]
+        return SafeJSON({"streams": shown, "total": len(streams)})
 
     async def about(self) -> Response:
         """Return the model, how it adapts, and the limits."""

@@ -15,6 +15,7 @@ from dpl.model.adaptive import AdaptiveModel
 from dpl.serve.live import Job, LiveModel
 from dpl.serve.monitoring import CURRENT
 from dpl.serve.schemas import NoStream, Overloaded
+from dpl.serve.store import StreamSnapshot
 from dpl.serve.stream import Stream
 
 if TYPE_CHECKING:
@@ -54,10 +55,8 @@ class Engine:
     def _known(self, stream_id: str) -> Stream:
         """Return a stream from an earlier run; the state of its newest snapshot is read when it is first used."""
         store, stream = self._server.store, Stream(stream_id, self._settings.events_kept)
-        newest = store.names(stream_id)[0]
-        stream.seq = stream.changed = stream.saved = newest.seq
-        stream.version = newest.version
-        stream.adapted, stream.images = store.counts(stream_id)
+        stream.apply_snapshot(StreamSnapshot(store.names(stream_id)[0], {}, *store.counts(stream_id)))
+        stream.unload()
         with suppress(OSError):
             stream.disk = store.size(stream_id)
         return stream
@@ -66,9 +65,7 @@ class Engine:
     def admit(self, stream_id: str, tenant: str, job: Job, *, create: bool) -> Iterator[Stream]:
         """Queue a job; the request has a place in the queues while the block runs. Raises Overloaded or NoStream."""
         with self._lock:
-            stream = self._streams.get(stream_id)
-            if stream is None and not create:
-                raise NoStream(stream_id)
+            stream = self._streams.get(stream_id) if create else self.find(stream_id)
             self._check_room(stream, tenant)
             if stream is None:
                 self._check_quota(tenant)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dpl.core.errors import InputError, SnapshotError
+from dpl.guard.finite import nonfinite_rows
 from dpl.model.adaptive import AdaptiveModel
 from dpl.runs.online import send
 from dpl.serve.store import Difference, StreamSnapshot
@@ -230,10 +231,8 @@ def _like_model(images: Tensor, model: AdaptiveModel) -> Tensor:
 
 def _finite(logits: Tensor) -> Tensor:
     logits = logits.detach().float().cpu()
-    good = logits.isfinite().all(dim=1)
-    if not good.all():
-        images = (~good).nonzero().flatten().tolist()
-        raise InputError(f"images {images[:8]} lead to non-finite outputs; remove them")
+    if broken := nonfinite_rows(logits):
+        raise InputError(f"images {broken[:8]} lead to non-finite outputs; remove them")
     return logits
 
 

@@ -42,7 +42,7 @@ class Server:
             raise SettingError(f"{len(names)} class names for a network with {outputs} outputs; expected {outputs}")
         self.settings, self.tokens, self.names = settings, tokens, tuple(names)
         self.first = first if settings.answer == "auto" else settings.answer == "first"  # respond, then adapt
-        self.about = {**_identity(models[0]), "input": list(shape), **(identity or {})}
+        self.about = {**models[0].identity(), "layout": "as_is", "input": list(shape), **(identity or {})}
         self.store, self.metrics = StreamStore(settings.state, self.about, settings.keep_snapshots), Metrics(self)
         self.about |= {"shape": list(shape), "classes": list(names), "answers_first": self.first, "outputs": outputs}
         self.source, self.step_seconds = SourceState(models[0].state_dict()), 0.0  # of one adaptation, smoothed
@@ -66,16 +66,3 @@ class Server:
         """Finish the queued jobs and write every stream to disk, as far as there is time."""
         self.engine.stop()
         self.decoders.close()
-
-
-def _identity(model: AdaptiveModel) -> dict[str, Any]:
-    """Return what the state of a stream depends on; `dpl.load` needs the same to read a snapshot of one."""
-    return {
-        "source": model.fingerprint,
-        "method": model.method.info.name,
-        "settings": model.stored_settings(),
-        "guard": None if model.guard is None else vars(model.guard.settings),
-        "estimate": None if model.watch is None else vars(model.watch.settings),
-        "classifier": model.network.classifier_name,
-        "layout": "as_is",
-    }

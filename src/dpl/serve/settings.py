@@ -54,12 +54,10 @@ class ServeSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.live_models < self.workers:
-            raise SettingError(f"live_models={self.live_models}: expected at least workers={self.workers}")
-        if self.max_streams_in_memory < self.live_models:
-            raise SettingError(
-                f"max_streams_in_memory={self.max_streams_in_memory}: expected at least live_models={self.live_models}"
-            )
+        for name, other in (("live_models", "workers"), ("max_streams_in_memory", "live_models")):
+            value, least = getattr(self, name), getattr(self, other)
+            if value < least:
+                raise SettingError(f"{name}={value}: expected at least {other}={least}")
 
 
 @dataclass(frozen=True, kw_only=True)
