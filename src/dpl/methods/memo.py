@@ -29,7 +29,7 @@ from dpl.methods.parts.source_weights import SourceWeights
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.network.norm import BlendedStatistics, RecordedStatistics, blend_with_running
+from dpl.network.norm import BlendedStatistics, RecordedStatistics, blend
 from dpl.network.norm_control import BatchRule, Forward, NormControl, channel_statistics
 from dpl.views import memo_view
 
@@ -55,7 +55,7 @@ class BlendedConstants(BatchRule):
         """Normalise by the blend."""
         with torch.no_grad():
             variance, mean = channel_statistics(x, correction=1)
-            blended = blend_with_running(layer, mean, variance, self.share)
+            blended = blend((layer.running_mean, layer.running_var), (mean, variance), self.share)
         return RecordedStatistics({layer: blended})(layer, forward, x, control)
 
 

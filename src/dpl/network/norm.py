@@ -31,7 +31,7 @@ from dpl.network.stream_norm import BatchRenormalisation, StreamRule, UnMix
 __all__ = [
     "ENOUGH", "FULL_BATCH", "RULES", "STREAM", "UNKNOWN", "AutoBlend", "BatchStatistics", "BlendedStatistics",
     "MeasuredShift", "MedianStatistics", "RecordedStatistics", "RunningStatistics", "TrackRunning", "batch_share",
-    "blend_with_running", "parse_norm",
+    "blend", "parse_norm",
 ]  # fmt: skip
 
 ENOUGH = 16  # images of a batch that tell how far it has shifted, and how alike its images are
@@ -55,7 +55,7 @@ class BlendedStatistics(BatchRule):
         """Normalise by the blended statistics."""
         variance, mean = channel_statistics(x, self.correction)
         control.count(layer, mean, variance)
-        mean, variance = blend_with_running(layer, mean, variance, self.share)
+        mean, variance = blend((layer.running_mean, layer.running_var), (mean, variance), self.share)
         control.record(layer, mean, variance)
         return normalise(layer, forward, x, mean, variance)
 
@@ -160,9 +160,8 @@ class AutoBlend(StreamRule):
 
     def rest(self, layer: Any) -> tuple[Tensor, Tensor]:
         """Mean and variance that the batch's are blended with."""
-        columns: slice = vars(layer)["norm_columns"]
-        of_stream = blend_with_running(layer, self.means[columns], self.variances[columns], self.shifted)
-        of_source = layer.running_mean, layer.running_var
+        columns, of_source = vars(layer)["norm_columns"], (layer.running_mean, layer.running_var)
+        of_stream = blend(of_source, (self.means[columns], self.variances[columns]), self.shifted)
         mean, variance = (torch.where(self.rho > 0, *pair) for pair in zip(of_stream, of_source, strict=True))
         return mean, variance
 
@@ -170,14 +169,11 @@ class AutoBlend(StreamRule):
         """Normalise by the present blend, then let the averages follow the batch."""
         variance, mean = channel_statistics(x, 1)
         control.count(layer, mean, variance)
-        blend = [
-            torch.lerp(rest, own.to(rest.dtype), self.share(len(x)).to(rest.dtype))
-            for rest, own in zip(self.rest(layer), (mean, variance), strict=True)
-        ]
+        blended = blend(self.rest(layer), (mean, variance), self.share(len(x)))
         if control.adapting:
             self._follow(vars(layer)["norm_columns"], mean, variance, len(x) / (len(x) + STREAM))
-        control.record(layer, *blend)
-        return normalise(layer, forward, x, *blend)
+        control.record(layer, *blended)
+        return normalise(layer, forward, x, *blended)
 
     @torch.no_grad()
     def _follow(self, columns: slice, mean: Tensor, variance: Tensor, rate: float) -> None:
@@ -217,11 +213,11 @@ class MeasuredShift:
         return torch.where(before > UNKNOWN / 2, now, before).lerp(now, min(1.0, images / ENOUGH))
 
 
-def blend_with_running(layer: Any, mean: Tensor, variance: Tensor, share: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Return mean and variance with their share in a blend with the running statistics that the layer has."""
-    kind = layer.running_mean.dtype
+def blend(rest: tuple[Any, Any], own: tuple[Tensor, Tensor], share: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Return 1 - share of the first mean and variance and share of the second, in the type of the first."""
+    kind = rest[0].dtype
     share = share.to(kind) if isinstance(share, Tensor) else share
-    return torch.lerp(layer.running_mean, mean.to(kind), share), torch.lerp(layer.running_var, variance.to(kind), share)
+    return torch.lerp(rest[0], own[0].to(kind), share), torch.lerp(rest[1], own[1].to(kind), share)
 
 
 def batch_share(rule: Rule, count: int) -> float | None:

@@ -100,7 +100,7 @@ class EffectiveBatch(Stateful):
         self.moves = now * rate if self.moves is None else torch.lerp(self.moves, now, rate)
         self.seen += rate * (1 - self.seen)
         if self.correlated:
-            by_layer = (self.moves / self.seen).square().split([len(move) for move in measured.moves])
+            by_layer = torch.split((self.moves / self.seen).square(), [len(move) for move in measured.moves])
             over_stream = torch.stack([layer.mean() for layer in by_layer]).mean().to(self.shift.dtype)
             self.shift = torch.where(self.rho > 0, over_stream, self.shift)
 
