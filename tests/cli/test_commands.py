@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from data.make import make_folder
@@ -174,6 +175,13 @@ def test_wrong_arguments_give_one_line_and_exit_code_2(
     assert words in printed
     assert "Traceback" not in printed
     assert not (tmp_path / "p.csv").exists()
+
+
+def test_an_argument_that_is_no_setting_is_named(tmp_path: Path, capsys) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    words = ["adapt", "--model", "debug_cnn", "--random-weights", "--images", str(tmp_path), "--set", "guard=1"]
+    assert main(words) == 2
+    assert "--set guard=...: this is no setting of a method" in capsys.readouterr().err
 
 
 def test_list_shows_every_method(capsys) -> None:

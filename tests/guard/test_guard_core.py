@@ -265,6 +265,19 @@ def test_a_model_that_gained_is_put_back_to_its_last_good_state_and_returns() ->
     assert model.guard.counts["unfreeze"] >= 1
 
 
+@pytest.mark.parametrize("wrong", [{"model.fc.bias": torch.zeros(3)}, {"model.no_such": torch.zeros(3)}])
+def test_a_good_state_of_another_model_is_refused_before_anything_changes(wrong: dict[str, Tensor]) -> None:
+    model = dpl.adapt(streams.network(), "tent", guard=True)
+    model(next(images for images, _ in streams.iid("shifted", 32)))
+    state = model.state_dict()
+    forged = state | {f"guard.good.{name}": value for name, value in wrong.items()}
+    with pytest.raises(SnapshotError):
+        model.load_state_dict(forged)
+    after = model.state_dict()
+    assert after.keys() == state.keys()
+    assert all(torch.equal(after[key], value) for key, value in state.items())
+
+
 def test_a_second_freeze_returns_to_the_source_weights() -> None:
     model = dpl.adapt(streams.network(), "dpl", guard={"share": 4, "freeze_rows": 64})
     stream = [images for images, _ in streams.iid("shifted", 32 * 200)]

@@ -146,6 +146,14 @@ def test_without_some_weights_the_other_domains_are_shown(place, tmp_path, capsy
     assert "art_painting seed 0, cartoon seed 0, art_painting seed 1" in capsys.readouterr().out
 
 
+def test_an_experiment_on_class_folders_finds_its_images(place, tmp_path):
+    text = EXPERIMENT.replace("leave_one_domain_out", "reset_each_shift").replace("{dataset}_{target}", "pacs_photo")
+    text = text[: text.index("sections:")] + "sections:\n  - {name: pacs, dataset: folder, domains: [PACS/sketch]}\n"
+    (tmp_path / "tiny.yaml").write_text(text)
+    call(place, "table1", tmp_path / "out", config=str(tmp_path / "tiny.yaml"))  # the table itself has no such column
+    assert len(list((tmp_path / "out").rglob("results.jsonl"))) == 8
+
+
 def test_weights_of_another_split_cost_their_own_cells_alone(place, tmp_path, capsys):
     (tmp_path / "tiny.yaml").write_text(EXPERIMENT.replace("{dataset}_{target}", "{target}/best"))
     for domain in ("photo", "sketch"):

@@ -50,3 +50,12 @@ def test_a_stopped_run_goes_on_with_its_predictions_and_its_record(pictures: Pat
     assert two["events"] == one["events"]
     assert two["skipped_because"] == one["skipped_because"]
     assert one.keys() == two.keys()
+
+
+def test_every_layer_keeps_its_mode_when_the_source_model_predicts_too(pictures: Path, tmp_path: Path) -> None:
+    source = network().train()
+    layer = next(source.children()).eval()
+    asked = FolderRun(open_folder(pictures), unchanged(), tmp_path / "p.csv", with_source=True)
+    run_folder(asked, dpl.adapt(source, "tent"), source, lambda _result: None)
+    assert source.training
+    assert not layer.training

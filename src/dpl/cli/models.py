@@ -28,6 +28,7 @@ __all__ = [
     "labelled_images", "load_source", "parse_settings", "spread", "training_record",
 ]  # fmt: skip
 
+_NO_SETTINGS = {"model", "method", "guard", "source", "calibrate", "layout", "on_step"}  # but arguments of `dpl.adapt`
 SOURCE_IMAGES = 5000  # of --source are read, at most: they are kept in memory
 
 
@@ -75,7 +76,10 @@ def adaptation(
         if (folder := getattr(args, option)) is not None:
             labelled[option] = labelled_images(folder, transform, names, limit, f"--{option}", **reading)
     guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
-    return dict(method=args.method, guard=guard, **labelled, **parse_settings(args.set))
+    settings = parse_settings(args.set)
+    if taken := sorted(settings.keys() & _NO_SETTINGS):
+        raise SettingError(f"--set {taken[0]}=...: this is no setting of a method; --help shows the options")
+    return {"method": args.method, "guard": guard, **labelled, **settings}
 
 
 def training_record(args: argparse.Namespace) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpl.core.errors import SettingError
 from dpl.core.settings import make_settings
-from dpl.core.state import Stateful, move_module
+from dpl.core.state import Stateful, move_module, part_of
 from dpl.estimate import Estimate, EstimateSettings, Watch, given_settings
 from dpl.guard import Guard, GuardSettings
 from dpl.methods.base import Fact, Method
@@ -259,6 +259,8 @@ class AdaptiveModel(nn.Module):
             own = {key: value for key, value in state_dict.items() if key not in beside}
             self.state.check(own)
             self._beside.check(beside)
+            if good := part_of(beside, "guard.good"):  # a freeze puts it back
+                self.state.check(own | good)
             self._beside.restore(beside)
             self.state.restore(own)
 

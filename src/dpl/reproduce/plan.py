@@ -11,12 +11,11 @@ from typing import Any
 from dpl.bench import BenchContext, Cell, Store, Unit, cell_rows, run_cells
 from dpl.bench.engine import OnProgress
 from dpl.bench.grid import section_cells
-from dpl.bench.images import CORRUPTED, check_data, known_domains
+from dpl.bench.images import CORRUPTED, FOLDER, check_data, known_domains
 from dpl.bench.section import SHIPPED, Section, read_sections, within
 from dpl.bench.store import StoredRequest, chosen, complete, read_requests, write_request
 from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import choose_device
-from dpl.data import open_benchmark
 from dpl.data.folders import LayoutError, shorten
 from dpl.reproduce.document import Document, Item, differences, grouped, protocol_items, setting_items, version_lines
 from dpl.reproduce.paper import Layout, Place, Row
@@ -202,7 +201,9 @@ def _open_data(section: Section, context: BenchContext) -> None:
     if section.dataset in CORRUPTED:
         first = (section.domains or known_domains(section.dataset, True))[:1]
         options |= {"domains": first, "severity": section.severities[0]}
-    open_benchmark(section.dataset, context.data, **options)
+    elif section.dataset == FOLDER:
+        options["domains"] = section.domains
+    context.open(section.dataset, **options)
 
 
 def _run(experiment: Experiment) -> list[Cell]:

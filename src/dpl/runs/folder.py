@@ -271,10 +271,12 @@ class _FolderLoop:
 
     @torch.no_grad()
     def _source_predictions(self, images: Tensor) -> list[int]:
-        training, device = self.network.training, next(self.network.parameters()).device
+        modes = [(module, module.training) for module in self.network.modules()]
+        device = next(self.network.parameters()).device
         with self.record.source_work.counted(len(images)):
             predictions: list[int] = logits_of(self.network.eval()(images.to(device))).argmax(dim=1).tolist()
-        self.network.train(training)
+        for module, training in modes:
+            module.training = training
         return predictions
 
     def save(self, file: IO[str]) -> None:
