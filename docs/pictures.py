@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the tools lie beside this file
 from tools.canvas import write
 from tools.losses import doubtful_sample, pull_and_push, rows_and_columns
 from tools.scenes import memory, one_step, style
+from tools.soft import soft_dpl
 
 PICTURES: dict[str, Callable[[], tuple[Any, str]]] = {
     "one-step": one_step,
@@ -21,6 +22,7 @@ PICTURES: dict[str, Callable[[], tuple[Any, str]]] = {
     "doubtful-sample": doubtful_sample,
     "memory": memory,
     "style": style,
+    "soft-dpl": soft_dpl,
 }
 
 
