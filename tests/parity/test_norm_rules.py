@@ -9,7 +9,7 @@ from torch import Tensor
 
 import dpl
 from dpl.network import norm
-from dpl.network.stream_norm import UnMix
+from dpl.network.norm import UnMix
 from parity.tiny import compare, largest_state_difference, logits_difference, run, stream, tiny_network, trace
 
 

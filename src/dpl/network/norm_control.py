@@ -1,14 +1,14 @@
 """How the BatchNorm layers of a network are told which statistics to use; their parameters are not touched.
 
-Every BatchNorm layer of the private copy gets a subclass of its own class whose forward follows one shared
-`NormControl`. Rules hide attributes of a layer for the length of one call, so `state_dict` keys, buffers and
-activations fused into the layer (timm's BatchNormAct2d) stay as they are, and `uninstall` restores the class.
+Every BatchNorm layer of the private copy gets a forward of its own that follows one shared `NormControl`. Rules hide
+attributes of a layer for the length of one call, so `state_dict` keys, buffers and activations fused into the layer
+(timm's BatchNormAct2d) stay as they are.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ __all__ = [
 RECENT = 16  # batches that an average of statistics reaches back to; more would keep those that older weights made
 
 Forward = Callable[[Tensor], Tensor]  # a layer's original forward
-Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a layer used
-Affine = tuple[Tensor, Tensor]  # scale and shift of each channel
+Pair = tuple[Tensor, Tensor]  # mean and variance of each channel, or scale and shift
+Statistics = dict[_BatchNorm, Pair]  # mean and variance that a layer used
 Rule = Callable[[_BatchNorm, Forward, Tensor, "NormControl"], Tensor]  # how one layer normalises one input
 
 
@@ -76,15 +76,13 @@ class NormControl:
     def record_batch(self, layer: _BatchNorm, x: Tensor) -> None:
         """Record the batch statistics of `x` if a recording is on."""
         if self.recorded is not None:
-            variance, mean = channel_statistics(x.detach())
-            self.record(layer, mean, variance)
+            self.record(layer, *channel_statistics(x.detach()))
 
     @torch.no_grad()
-    def count(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+    def count(self, layer: _BatchNorm, batch: Pair) -> None:
         """Enter a batch's statistics into the layer's average, where one waits for them."""
-        if layer in self.targets:
-            for average, fresh in zip(self.targets.pop(layer), (mean, variance), strict=True):
-                average.lerp_(fresh.to(average.dtype), self.target_momentum)
+        for average, fresh in zip(self.targets.pop(layer, ()), batch, strict=False):
+            average.lerp_(fresh.to(average.dtype), self.target_momentum)
 
 
 class BatchRule:
@@ -102,7 +100,13 @@ class BatchRule:
         return self.normalise(layer, forward, x, control)
 
     def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
-        """Return the layer's output."""
+        """Normalise by `statistics`; gradients flow through them."""
+        used = self.statistics(layer, x, control)
+        control.record(layer, *used)
+        return normalise(layer, forward, x, *used)
+
+    def statistics(self, layer: Any, x: Tensor, control: NormControl) -> Pair:
+        """Return the mean and variance of each channel to normalise by."""
         raise NotImplementedError
 
 
@@ -165,37 +169,25 @@ def install(module: nn.Module) -> NormControl:
     """Make every BatchNorm layer below `module` follow one new control, and return it."""
     control = NormControl(layers=[layer for layer in module.modules() if isinstance(layer, _BatchNorm)])
     for layer in control.layers:
-        layer.__class__ = _controlled(_original_class(layer))
-        vars(layer)["norm_control"] = control
+        vars(layer)["forward"] = partial(_forward, layer, control)
     return control
 
 
 def uninstall(module: nn.Module) -> None:
-    """Give every BatchNorm layer its own class back."""
+    """Give every BatchNorm layer its own forward back."""
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
-            layer.__class__ = _original_class(layer)
-            for name in ("norm_control", "norm_columns"):
+            for name in ("forward", "norm_columns"):
                 vars(layer).pop(name, None)
 
 
-@cache
-def _controlled(original: type[_BatchNorm]) -> type[_BatchNorm]:
-    """Return the subclass of a layer's class that follows a `NormControl`."""
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        control: NormControl = self.norm_control
-        if isinstance(control.rule, RunningStatistics) and not self.training:
-            return original.forward(self, x)  # nothing to hide: the way of most passes
-        parts = [x] if control.groups == 1 else x.chunk(control.groups)
-        outputs = [control.rule(self, lambda y: original.forward(self, y), part, control) for part in parts]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-    return type(original.__name__, (original,), {"forward": forward, "original_class": original})
-
-
-def _original_class(layer: nn.Module) -> Any:
-    return getattr(type(layer), "original_class", type(layer))
+def _forward(layer: Any, control: NormControl, x: Tensor) -> Tensor:
+    """Run a layer as its control says."""
+    original: Forward = partial(type(layer).forward, layer)
+    if isinstance(control.rule, RunningStatistics) and not layer.training:
+        return original(x)  # nothing to hide: the way of most passes
+    outputs = [control.rule(layer, original, part, control) for part in x.chunk(control.groups)]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 @contextmanager
@@ -212,7 +204,7 @@ def hiding(layer: object, **attributes: Any) -> Iterator[None]:
 
 
 def normalise(
-    layer: _BatchNorm, forward: Forward, x: Tensor, mean: Tensor, variance: Tensor, affine: Affine | None = None
+    layer: _BatchNorm, forward: Forward, x: Tensor, mean: Tensor, variance: Tensor, affine: Pair | None = None
 ) -> Tensor:
     """Run `forward` with given statistics (and another scale and shift than the layer's), differentiable in them.
 
@@ -236,7 +228,7 @@ def normalise_each(layer: _BatchNorm, forward: Forward, x: Tensor, mean: Tensor,
     return normalise(layer, forward, x, zero, zero + (1 - layer.eps))  # the affine part, and what is fused to it
 
 
-def channel_statistics(x: Tensor, correction: int = 0) -> tuple[Tensor, Tensor]:
-    """Return variance and mean of every channel."""
+def channel_statistics(x: Tensor, correction: int = 0) -> Pair:
+    """Return mean and variance of every channel."""
     variance, mean = variance_and_mean(x, [dim for dim in range(x.ndim) if dim != 1], correction)
-    return variance.flatten(), mean.flatten()
+    return mean.flatten(), variance.flatten()
