@@ -1,7 +1,6 @@
 """An exported model predicts as the adapted one does, without dpl."""
 
 import copy
-import json
 import os
 import subprocess
 import sys
@@ -118,31 +117,32 @@ def test_every_method_exports_or_says_why_not(tmp_path: Path, name: str) -> None
     plain(load_file(result), SmallNet())
 
 
-def test_a_folder_gets_a_record(tmp_path: Path) -> None:
+def test_a_folder_gets_the_file_and_keeps_its_others(tmp_path: Path) -> None:
     model = dpl.adapt(network(), "norm")
     model(images())
     result = model.export(tmp_path / "out")
-    record = json.loads((tmp_path / "out" / "export.json").read_text())
     assert result.path == tmp_path / "out" / "model.safetensors"
-    assert record["path"] == "model.safetensors"
-    assert record["statistics"] == "statistics of 1 recent batches"
-    assert record["agreement"] == result.agreement
+    assert result.statistics == "statistics of 1 recent batches"
+    (tmp_path / "out" / "a.jpg").write_text("mine")
+    before = result.path.read_bytes()
+    model(images(seed=1))
     model.export(tmp_path / "out")  # an older export is replaced
+    assert result.path.read_bytes() != before
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.jpg", "model.safetensors"]
 
 
 def test_foreign_files_and_wrong_formats_are_refused(tmp_path: Path) -> None:
     model = dpl.adapt(network(), "dpl")
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.jpg").write_text("mine")
-    with pytest.raises(dpl.SettingError, match="is no export"):
-        model.export(tmp_path / "photos")
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(dpl.SettingError, match="or a folder"):
+        model.export(tmp_path / "notes")
     with pytest.raises(dpl.SettingError, match="expected one of 'state_dict', 'onnx', 'torch_export'"):
         model.export(tmp_path / "out", "tflite")
     with pytest.raises(dpl.SettingError, match=r"ends in \.onnx"):
         model.export(tmp_path / "a.safetensors", "onnx")
     with pytest.raises(dpl.InputError, match="pass images=, or predict a batch first"):
         model.export(tmp_path / "out", "torch_export")
-    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["a.jpg"]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("notes", "mine")]
 
 
 WITHOUT_DPL = """

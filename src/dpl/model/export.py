@@ -7,10 +7,9 @@ with the adapted model.
 """
 
 import io
-import json
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,12 +20,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-import dpl
 from dpl.core.errors import InputError, ModelError, SettingError
 from dpl.core.extras import optional
-from dpl.core.files import write_file, write_folder
+from dpl.core.files import write_file
 from dpl.methods.base import Method
-from dpl.network.norm import AutoBlend, batch_share
+from dpl.network.norm import AutoBlend, batch_share, blend
 from dpl.network.norm_control import RECENT, uninstall
 from dpl.network.split import logits_of, private_copy
 
@@ -37,7 +35,6 @@ __all__ = ["ExportFormat", "Exported", "export", "plain_network", "reason_not_to
 
 ExportFormat = Literal["state_dict", "onnx", "torch_export"]
 Run = Callable[[Tensor], Tensor]  # what was written and read back
-_RECORD = "export.json"
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,6 @@ class Exported:
     """An exported file, usable as a path, and how well it agrees with the adapted model."""
 
     path: Path
-    format: str
-    method: str
     statistics: str  # where the BatchNorm statistics come from
     agreement: float | None = None  # share of images with the adapted model's prediction; None: not compared
     images: int = 0  # that were compared
@@ -66,7 +61,9 @@ def export(model: "AdaptiveModel", path: Path, format: ExportFormat, images: Ten
     if format not in _FORMATS:
         raise SettingError(f"format={format!r}: expected one of {', '.join(map(repr, _FORMATS))}")
     ending, write = _FORMATS[format]
-    target = _target(path, ending)
+    target = path if path.suffix == ending else path / f"model{ending}"
+    if target != path and (path.is_file() or any(path.suffix == other for other, _ in _FORMATS.values())):
+        raise SettingError(f"path {path}: expected a file that ends in {ending}, or a folder")
     network, statistics = plain_network(model.method)
     images = model.last_images if images is None else images
     shape = model.input_shape if images is None else images.shape[1:]
@@ -75,13 +72,7 @@ def export(model: "AdaptiveModel", path: Path, format: ExportFormat, images: Ten
     # Two images, because a tracer takes a batch of one for a constant.
     data, run = write(network, torch.zeros(2, *(shape or ()), device=model.device, dtype=model.network.dtype))
     agreement, compared = _agreement(model, run, images)
-    result = Exported(target, format, model.method.info.name, statistics, agreement, compared)
-    if target == path:
-        write_file(path, data)
-    else:
-        record = {**asdict(result), "path": target.name, "dpl": dpl.__version__, "source": model.fingerprint}
-        write_folder(path, {target.name: data, _RECORD: json.dumps(record, indent=2).encode()})
-    return result
+    return Exported(write_file(target, data), statistics, agreement, compared)
 
 
 def plain_network(method: Method[Any]) -> tuple[nn.Module, str]:
@@ -96,14 +87,13 @@ def plain_network(method: Method[Any]) -> tuple[nn.Module, str]:
     copy = private_copy(network.module)
     uninstall(copy)
     averages = {} if target is None or not batches else target.by_layer(network.norm)
-    for layer, plain in zip(network.module.modules(), copy.modules(), strict=True):
-        if not isinstance(layer, _BatchNorm) or layer.running_mean is None:
-            continue
-        buffers = [plain.get_buffer(name) for name in ("running_mean", "running_var")]
-        for buffer, rest in zip(buffers, rule.rest(layer) if isinstance(rule, AutoBlend) else buffers, strict=True):
-            buffer.copy_(rest)
-        for buffer, average in zip(buffers, averages.get(layer, ()), strict=False):
-            buffer.lerp_(average, share)
+    layers: Any = zip(network.module.modules(), copy.modules(), strict=True)
+    for layer, plain in layers:
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
+            used = rule.rest(layer) if isinstance(rule, AutoBlend) else (plain.running_mean, plain.running_var)
+            mean, variance = blend(used, averages[layer], share) if layer in averages else used
+            plain.running_mean.copy_(mean)
+            plain.running_var.copy_(variance)
     classifier = method.exported_classifier()
     if classifier is not None:
         _set_classifier(copy.get_submodule(str(network.classifier_name)), *classifier)
@@ -147,18 +137,6 @@ def _set_classifier(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
         raise ModelError("the method's classifier has a bias, the network's has none: no plain copy can hold it")
     if layer.bias is not None:
         layer.bias.copy_(torch.zeros_like(layer.bias) if bias is None else bias)
-
-
-def _target(path: Path, ending: str) -> Path:
-    """Return the file to write: `path` with the format's ending, otherwise a file in the folder `path`."""
-    if path.suffix == ending:
-        return path
-    if any(path.suffix == other for other, _ in _FORMATS.values()):
-        raise SettingError(f"path {path}: expected a file that ends in {ending}, or a folder")
-    others = path.is_dir() and any(path.iterdir()) and not (path / _RECORD).is_file()
-    if others or path.is_file():
-        raise SettingError(f"path {path}: exists and is no export; choose another one")
-    return path / f"model{ending}"
 
 
 @torch.no_grad()
