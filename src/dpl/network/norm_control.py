@@ -116,12 +116,9 @@ class BatchStatistics(BatchRule):
     def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Normalise as in training mode; an average that waits for the batch takes the place of the running buffers."""
         control.record_batch(layer, x)
-        hidden: dict[str, Any] = {"training": True, "track_running_stats": False}
-        if layer in control.targets:
-            mean, variance = control.targets.pop(layer)
-            hidden = {"training": True, "running_mean": mean, "running_var": variance, "num_batches_tracked": None}
-            hidden |= {"track_running_stats": True, "momentum": control.target_momentum}
-        with hiding(layer, **hidden):
+        mean, variance = control.targets.pop(layer, (None, None))
+        average = {"running_mean": mean, "running_var": variance, "num_batches_tracked": None}
+        with hiding(layer, training=True, track_running_stats=True, momentum=control.target_momentum, **average):
             return forward(x)
 
 
@@ -186,7 +183,8 @@ def _forward(layer: Any, control: NormControl, x: Tensor) -> Tensor:
     original: Forward = partial(type(layer).forward, layer)
     if isinstance(control.rule, RunningStatistics) and not layer.training:
         return original(x)  # nothing to hide: the way of most passes
-    outputs = [control.rule(layer, original, part, control) for part in x.chunk(control.groups)]
+    parts = [x] if control.groups == 1 else x.chunk(control.groups)
+    outputs = [control.rule(layer, original, part, control) for part in parts]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
