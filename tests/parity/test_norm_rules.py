@@ -29,7 +29,7 @@ def components(adaptive: dpl.AdaptiveModel) -> dict[str, Tensor]:
     rule: Any = adaptive.network.norm.rule
     found = {}
     for name, layer in adaptive.model.named_modules():
-        if columns := vars(layer).get("norm_columns"):
+        if columns := adaptive.network.norm.columns.get(layer):
             found[f"{name}.running_means_mat"] = rule.means[:, columns]
             found[f"{name}.running_vars_mat"] = rule.variances[:, columns]
     return found

@@ -91,7 +91,7 @@ class Method(Stateful, Generic[S]):
         if isinstance(rule, AutoBlend):
             self.declare_part("effective_batch", EffectiveBatch(rule, network.device))
         if isinstance(rule, StreamRule):
-            rule.attach(network.module, self.random)
+            rule.attach(network.norm, self.random)
             self.declare_part("norm_rule", rule)
         self.target_statistics: TargetStatistics | None = None
         if network.norm.layers and not isinstance(rule, RunningStatistics):

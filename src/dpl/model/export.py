@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as serialise_tensors
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpl.core.errors import InputError, ModelError, SettingError
@@ -89,11 +88,14 @@ def plain_network(method: Method[Any]) -> tuple[nn.Module, str]:
     averages = {} if target is None or not batches else target.by_layer(network.norm)
     layers: Any = zip(network.module.modules(), copy.modules(), strict=True)
     for layer, plain in layers:
-        if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
-            used = rule.rest(layer) if isinstance(rule, AutoBlend) else (plain.running_mean, plain.running_var)
-            mean, variance = blend(used, averages[layer], share) if layer in averages else used
-            plain.running_mean.copy_(mean)
-            plain.running_var.copy_(variance)
+        if layer in network.norm.columns:
+            used = layer.running_mean, layer.running_var
+            if isinstance(rule, AutoBlend):
+                used = rule.rest(layer, network.norm)
+            if layer in averages:
+                used = blend(used, averages[layer], share)
+            plain.running_mean.copy_(used[0])
+            plain.running_var.copy_(used[1])
     classifier = method.exported_classifier()
     if classifier is not None:
         _set_classifier(copy.get_submodule(str(network.classifier_name)), *classifier)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.core.errors import SettingError
@@ -118,20 +118,17 @@ class StreamRule(BatchRule, Stateful):
 
     needs_running = True
 
-    def attach(self, module: nn.Module, random: Random) -> None:
-        """Give each layer with running statistics its columns in the memory, and fill the memory."""
-        empty, first = torch.zeros(0, device=random.device), 0
-        means, variances = [empty], [empty]
-        for layer in module.modules():
-            if isinstance(layer, _BatchNorm) and layer.running_mean is not None and layer.running_var is not None:
-                means.append(layer.running_mean)
-                variances.append(layer.running_var)
-                vars(layer)["norm_columns"] = slice(first, first + layer.num_features)
-                first += layer.num_features
-        self.start(at_least_float32(torch.cat(means)), at_least_float32(torch.cat(variances)), random)
+    def attach(self, control: NormControl, random: Random) -> None:
+        """Declare the memory for all layers with running statistics."""
+        source = [torch.zeros(2, 0, device=random.device)]
+        source += [torch.stack((layer.running_mean, layer.running_var)) for layer in control.columns]
+        mean, variance = at_least_float32(torch.cat(source, dim=1))
+        memory = self.first(mean, variance, random)
+        self.declare(**memory)
+        self.change_in_place(*memory)
 
-    def start(self, mean: Tensor, variance: Tensor, random: Random) -> None:
-        """Declare the memory, given the source statistics of all layers [channels]."""
+    def first(self, mean: Tensor, variance: Tensor, random: Random) -> dict[str, Tensor]:
+        """Return the memory to begin with, given the source statistics of all layers [channels]."""
         raise NotImplementedError
 
 
@@ -155,18 +152,16 @@ class AutoBlend(StreamRule):
 
     means: Tensor  # M, [channels]
     variances: Tensor  # V, [channels]
-    prior: float = 128  # images that the rest of the blend counts for, beside a batch of 32 or more
-    least: float = 0.02  # shift up to which the source statistics stay
 
-    def __init__(self, prior: float = prior, least: float = least) -> None:
+    def __init__(self, prior: float = 128, least: float = 0.02) -> None:
         super().__init__()
-        self.prior, self.least = prior, least
+        self.prior = prior  # images that the rest of the blend counts for, beside a batch of 32 or more
+        self.least = least  # shift up to which the source statistics stay
         self.rho, self.shift = torch.zeros(()), torch.tensor(UNKNOWN)
 
-    def start(self, mean: Tensor, variance: Tensor, random: Random) -> None:
+    def first(self, mean: Tensor, variance: Tensor, random: Random) -> dict[str, Tensor]:
         """Begin with the source statistics."""
-        self.declare(means=mean, variances=variance)
-        self.change_in_place("means", "variances")
+        return {"means": mean.clone(), "variances": variance.clone()}
 
     def effective_size(self, count: int) -> Tensor:
         """n_e of a batch of `count` images."""
@@ -182,20 +177,19 @@ class AutoBlend(StreamRule):
         """0 where nothing has shifted, near 1 where much has."""
         return (1 - (self.least / self.shift.clamp(min=1e-9)).square()).clamp(min=0)
 
-    def rest(self, layer: Any) -> Pair:
+    def rest(self, layer: Any, control: NormControl) -> Pair:
         """Mean and variance that the batch's are blended with."""
-        columns, of_source = vars(layer)["norm_columns"], (layer.running_mean, layer.running_var)
-        of_stream = blend(of_source, (self.means[columns], self.variances[columns]), self.shifted)
-        mean, variance = (torch.where(self.rho > 0, *pair) for pair in zip(of_stream, of_source, strict=True))
-        return mean, variance
+        columns = control.columns[layer]
+        of_stream = self.means[columns], self.variances[columns]
+        return blend((layer.running_mean, layer.running_var), of_stream, self.shifted.where(self.rho > 0, 0))
 
     def statistics(self, layer: Any, x: Tensor, control: NormControl) -> Pair:
         """Return the present blend, then let the averages follow the batch."""
         batch = channel_statistics(x, 1)
         control.count(layer, batch)
-        blended = blend(self.rest(layer), batch, self.share(len(x)))
+        blended = blend(self.rest(layer, control), batch, self.share(len(x)))
         if control.adapting:
-            self._follow(vars(layer)["norm_columns"], *batch, len(x) / (len(x) + STREAM))
+            self._follow(control.columns[layer], *batch, len(x) / (len(x) + STREAM))
         return blended
 
     @torch.no_grad()
@@ -225,17 +219,16 @@ class UnMix(StreamRule):
         super().__init__()
         self.components, self.largest = components, largest
 
-    def start(self, mean: Tensor, variance: Tensor, random: Random) -> None:
+    def first(self, mean: Tensor, variance: Tensor, random: Random) -> dict[str, Tensor]:
         """Scatter the components around the source statistics, which half of the variance explains."""
         shape, k = (self.components, len(mean)), self.components
         noise = torch.randn(shape, generator=random.generator, dtype=mean.dtype).to(mean.device)
         scatter = (0.5 * k / (k - 1) * variance).sqrt() * noise
-        self.declare(means=mean + scatter, variances=(0.5 * variance).expand(shape).clone())
-        self.change_in_place("means", "variances")
+        return {"means": mean + scatter, "variances": (0.5 * variance).expand(shape).clone()}
 
     def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Normalise each sample, then move the components."""
-        columns: slice = vars(layer)["norm_columns"]
+        columns = control.columns[layer]
         M, V, k = self.means[:, columns], self.variances[:, columns], self.components
         maps = x if x.ndim > 2 else x[..., None]
         v, m = (s.flatten(1).to(M.dtype) for s in variance_and_mean(maps, range(2, maps.ndim)))
@@ -270,14 +263,13 @@ class BatchRenormalisation(StreamRule):
         super().__init__()
         self.momentum = momentum
 
-    def start(self, mean: Tensor, variance: Tensor, random: Random) -> None:
+    def first(self, mean: Tensor, variance: Tensor, random: Random) -> dict[str, Tensor]:
         """Begin without averages."""
-        self.declare(means=torch.zeros_like(mean), deviations=torch.zeros_like(variance))
-        self.change_in_place("means", "deviations")
+        return {"means": torch.zeros_like(mean), "deviations": torch.zeros_like(variance)}
 
     def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Renormalise the batch, then move the averages."""
-        columns: slice = vars(layer)["norm_columns"]
+        columns = control.columns[layer]
         mean, variance = (s.to(self.means.dtype) for s in channel_statistics(x))
         with torch.no_grad():
             deviation = (variance + layer.eps).sqrt()
@@ -350,7 +342,7 @@ RULES: dict[str, Callable[[], Rule]] = {
 }
 
 
-def parse_norm(norm: str | float, prior: float = AutoBlend.prior, least_shift: float = AutoBlend.least) -> Rule:
+def parse_norm(norm: str | float, prior: float = 128, least_shift: float = 0.02) -> Rule:
     """Return the rule for a `norm` setting: "running", "batch", "track", "auto" or a share of batch statistics."""
     if isinstance(norm, (int, float)) and not isinstance(norm, bool) and 0 <= norm <= 1:
         return RunningStatistics() if norm == 0 else BatchStatistics() if norm == 1 else BlendedStatistics(float(norm))

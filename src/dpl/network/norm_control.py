@@ -8,7 +8,8 @@ attributes of a layer for the length of one call, so `state_dict` keys, buffers 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -56,6 +57,13 @@ class NormControl:
     def per_sample(self) -> bool:
         """Whether the rule normalises each sample without regard to the others."""
         return not self.layers or isinstance(self.rule, RunningStatistics)
+
+    @cached_property
+    def columns(self) -> dict[Any, slice]:
+        """Where the channels of each layer with running statistics lie in a tensor of all of them, side by side."""
+        layers = [layer for layer in self.layers if layer.running_mean is not None]
+        ends = accumulate(layer.num_features for layer in layers)
+        return {layer: slice(end - layer.num_features, end) for layer, end in zip(layers, ends, strict=True)}
 
     def using(self, rule: Rule | None = None, *, groups: int = 1) -> AbstractContextManager[None]:
         """Follow another rule (or the same one on each part of the batch) inside the block."""
@@ -153,13 +161,10 @@ class TargetStatistics(Stateful):
 
     def by_layer(self, control: NormControl) -> Statistics:
         """Return the average of each layer that has running statistics, as views that may be written to."""
-        layers = {layer: layer.running_mean for layer in control.layers if layer.running_mean is not None}
-        widths = [len(mean) for mean in layers.values()]
         if self.mean is None or self.variance is None:
-            like = next(iter(layers.values()), torch.empty(0))
-            self.mean, self.variance = like.new_zeros(sum(widths)), like.new_zeros(sum(widths))
-        pairs = zip(torch.split(self.mean, widths), torch.split(self.variance, widths), strict=True)
-        return dict(zip(layers, pairs, strict=True))
+            means = torch.cat([layer.running_mean for layer in control.columns] or [torch.empty(0)])
+            self.mean, self.variance = torch.zeros_like(means), torch.zeros_like(means)
+        return {layer: (self.mean[columns], self.variance[columns]) for layer, columns in control.columns.items()}
 
 
 def install(module: nn.Module) -> NormControl:
@@ -174,8 +179,7 @@ def uninstall(module: nn.Module) -> None:
     """Give every BatchNorm layer its own forward back."""
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
-            for name in ("forward", "norm_columns"):
-                vars(layer).pop(name, None)
+            vars(layer).pop("forward", None)
 
 
 def _forward(layer: Any, control: NormControl, x: Tensor) -> Tensor:
