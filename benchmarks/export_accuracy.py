@@ -79,7 +79,8 @@ def measure(method: str, images: Tensor, labels: Tensor, batch: int) -> list[str
     for part in images[:ADAPTED].split(batch):
         model(part)
     with tempfile.TemporaryDirectory() as folder:
-        exported = model.export(Path(folder) / "a.safetensors")
+        last = images[:ADAPTED].split(batch)[-1]
+        exported = model.export(Path(folder) / "a.safetensors", images=last)
         onnx = onnxruntime.InferenceSession(str(model.export(Path(folder) / "a.onnx", "onnx").path))
         state = load_file(exported.path)
     rest, answers = images[ADAPTED:], labels[ADAPTED:]

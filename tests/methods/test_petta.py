@@ -13,6 +13,7 @@ from dpl.core.errors import SettingError
 from dpl.memory.bank import occupied_by_age
 from dpl.methods.rotta import robust_pass
 from dpl.network import Network
+from dpl.network.scope import select_parameters
 from parity.tiny import Roll, source_images, stream, tiny_network
 
 
@@ -30,7 +31,7 @@ class Reference:
 
     def __init__(self, loss: str) -> None:
         self.student, self.teacher, self.anchor = (Network(tiny_network(torch.float64)) for _ in range(3))
-        affine = self.student.train_only("affine")
+        affine = select_parameters(self.student.module, "affine", None)
         self.affine = list(affine)
         self.optimizer = torch.optim.Adam(affine.values(), lr=1e-3)
         self.loss, self.view = loss, Roll()

@@ -1,7 +1,6 @@
 """An exported model predicts as the adapted one does, without dpl."""
 
 import copy
-import json
 import os
 import subprocess
 import sys
@@ -51,7 +50,7 @@ def test_fixed_statistics_are_exported_exactly(tmp_path: Path, method: str, kind
     one = subject(method, kind)
     model = one.adapt()
     one.run(model, 5)
-    found = model.export(tmp_path / "a.safetensors")
+    found = model.export(tmp_path / "a.safetensors", images=images())
     again = plain(load_file(found), network(kind))
     with torch.no_grad():
         assert torch.allclose(again(images()), model.predict(images()), atol=1e-5)
@@ -87,7 +86,7 @@ def test_averages_do_not_change_a_prediction_and_survive_a_snapshot(tmp_path: Pa
     model.predict(images(seed=9))  # does not count
     model.save(tmp_path / "s")
     again = dpl.load(tmp_path / "s", network())
-    first, second = model.export(tmp_path / "a.safetensors"), again.export(tmp_path / "b.safetensors", images=images())
+    first, second = model.export(tmp_path / "a.safetensors"), again.export(tmp_path / "b.safetensors")
     one, two = load_file(first), load_file(second)
     assert all(torch.equal(one[key], two[key]) for key in one)
     model.reset()
@@ -113,36 +112,37 @@ def test_every_method_exports_or_says_why_not(tmp_path: Path, name: str) -> None
         with pytest.raises(dpl.ModelError, match="cannot be exported: "):
             model.export(tmp_path / "a.safetensors")
         return
-    result = model.export(tmp_path / "a.safetensors")
+    result = model.export(tmp_path / "a.safetensors", images=one.batches[0])
     assert result.agreement is not None
     plain(load_file(result), SmallNet())
 
 
-def test_a_folder_gets_a_record(tmp_path: Path) -> None:
+def test_a_folder_gets_the_file_and_keeps_its_others(tmp_path: Path) -> None:
     model = dpl.adapt(network(), "norm")
     model(images())
     result = model.export(tmp_path / "out")
-    record = json.loads((tmp_path / "out" / "export.json").read_text())
     assert result.path == tmp_path / "out" / "model.safetensors"
-    assert record["path"] == "model.safetensors"
-    assert record["statistics"] == "statistics of 1 recent batches"
-    assert record["agreement"] == result.agreement
+    assert result.statistics == "statistics of 1 recent batches"
+    (tmp_path / "out" / "a.jpg").write_text("mine")
+    before = result.path.read_bytes()
+    model(images(seed=1))
     model.export(tmp_path / "out")  # an older export is replaced
+    assert result.path.read_bytes() != before
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.jpg", "model.safetensors"]
 
 
 def test_foreign_files_and_wrong_formats_are_refused(tmp_path: Path) -> None:
     model = dpl.adapt(network(), "dpl")
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.jpg").write_text("mine")
-    with pytest.raises(dpl.SettingError, match="is no export"):
-        model.export(tmp_path / "photos")
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(dpl.SettingError, match="or a folder"):
+        model.export(tmp_path / "notes")
     with pytest.raises(dpl.SettingError, match="expected one of 'state_dict', 'onnx', 'torch_export'"):
         model.export(tmp_path / "out", "tflite")
     with pytest.raises(dpl.SettingError, match=r"ends in \.onnx"):
         model.export(tmp_path / "a.safetensors", "onnx")
     with pytest.raises(dpl.InputError, match="pass images=, or predict a batch first"):
         model.export(tmp_path / "out", "torch_export")
-    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["a.jpg"]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("notes", "mine")]
 
 
 WITHOUT_DPL = """
@@ -170,7 +170,7 @@ def test_onnx_runs_in_onnxruntime(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     model = dpl.adapt(network(), "t3a")
     model(images())
-    result = model.export(tmp_path / "out", "onnx")
+    result = model.export(tmp_path / "out", "onnx", images=images())
     (logits,) = runtime.InferenceSession(str(result.path)).run(["logits"], {"images": images(3).numpy()})
     assert torch.allclose(torch.from_numpy(logits), model.predict(images(3)), atol=1e-4)
     assert result.agreement == 1.0

@@ -20,7 +20,7 @@ def state_of(adaptive: dpl.AdaptiveModel) -> dict[str, Tensor]:
     rule: Any = adaptive.network.norm.rule
     state = {key: value.clone() for key, value in adaptive.model.state_dict().items()}
     for name, layer in adaptive.model.named_modules():
-        if columns := vars(layer).get("norm_columns"):
+        if columns := adaptive.network.norm.columns.get(layer):
             state[f"{name}.running_mean"] = rule.means[columns].clone()
             state[f"{name}.running_std"] = rule.deviations[columns].clone()
     return state

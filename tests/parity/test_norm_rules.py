@@ -9,7 +9,7 @@ from torch import Tensor
 
 import dpl
 from dpl.network import norm
-from dpl.network.stream_norm import UnMix
+from dpl.network.norm import UnMix
 from parity.tiny import compare, largest_state_difference, logits_difference, run, stream, tiny_network, trace
 
 
@@ -29,7 +29,7 @@ def components(adaptive: dpl.AdaptiveModel) -> dict[str, Tensor]:
     rule: Any = adaptive.network.norm.rule
     found = {}
     for name, layer in adaptive.model.named_modules():
-        if columns := vars(layer).get("norm_columns"):
+        if columns := adaptive.network.norm.columns.get(layer):
             found[f"{name}.running_means_mat"] = rule.means[:, columns]
             found[f"{name}.running_vars_mat"] = rule.variances[:, columns]
     return found

@@ -25,6 +25,7 @@ from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass, StreamRule
 from dpl.network.norm import AutoBlend, RunningStatistics, parse_norm
 from dpl.network.norm_control import TargetStatistics
+from dpl.network.scope import select_parameters
 from dpl.views import seeded
 
 __all__ = ["Fact", "GradientMethod", "Method", "Objective", "Source", "Term"]
@@ -91,7 +92,7 @@ class Method(Stateful, Generic[S]):
         if isinstance(rule, AutoBlend):
             self.declare_part("effective_batch", EffectiveBatch(rule, network.device))
         if isinstance(rule, StreamRule):
-            rule.attach(network.module, self.random)
+            rule.attach(network.norm, self.random)
             self.declare_part("norm_rule", rule)
         self.target_statistics: TargetStatistics | None = None
         if network.norm.layers and not isinstance(rule, RunningStatistics):
@@ -204,9 +205,10 @@ class GradientMethod(Method[G]):
 
     def trained_parameters(self) -> dict[str, Parameter]:
         """Return what trains; methods with modules of their own add those."""
-        chosen = self.network.train_only(self.settings.scope, self.settings.train_from)
-        frozen = getattr(self.settings, "frozen_modules", ())  # of methods that leave the top of a network alone
-        return below_top(self.network.module, chosen, frozen) if frozen else chosen
+        network, s = self.network, self.settings
+        chosen = select_parameters(network.module, s.scope, network.classifier_name, s.train_from)
+        frozen = getattr(s, "frozen_modules", ())  # of methods that leave the top of a network alone
+        return below_top(network.module, chosen, frozen) if frozen else chosen
 
     def make_optimizer(self, parameters: dict[str, Parameter]) -> NamedOptimizer:
         """Return the optimizer of the settings."""

@@ -17,10 +17,10 @@ above 1.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
@@ -51,11 +51,10 @@ class BlendedConstants(BatchRule):
     share: float
     needs_running = True
 
-    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+    def normalise(self, layer: Any, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Normalise by the blend."""
         with torch.no_grad():
-            variance, mean = channel_statistics(x, correction=1)
-            blended = blend((layer.running_mean, layer.running_var), (mean, variance), self.share)
+            blended = blend((layer.running_mean, layer.running_var), channel_statistics(x, correction=1), self.share)
         return RecordedStatistics({layer: blended})(layer, forward, x, control)
 
 

@@ -74,10 +74,10 @@ class InstanceAware:
     def _statistics(self, layer: _BatchNorm, x: Tensor) -> tuple[Tensor, Tensor]:
         running_mean, running_var = layer.running_mean, layer.running_var
         if running_mean is None or running_var is None:
-            return _batch_statistics(x)
+            return channel_statistics(x, correction=1)
         if self.move is None or x.numel() // x.shape[1] < 2:
             return running_mean, running_var
-        mean, variance = _batch_statistics(x)
+        mean, variance = channel_statistics(x, correction=1)
         running_mean.lerp_(mean.detach().to(running_mean.dtype), self.move)
         running_var.lerp_(variance.detach().to(running_var.dtype), self.move)
         return mean, variance
@@ -123,11 +123,6 @@ class NOTE(ReservoirMethod[NOTESettings]):
         if self.settings.authors:
             return entropy_of_probabilities(at_least_float32(logits).softmax(dim=1), 1e-6).mean() / logits.shape[1]
         return entropy(logits).mean()
-
-
-def _batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    variance, mean = channel_statistics(x, correction=1)
-    return mean, variance
 
 
 def _shrink(x: Tensor, threshold: Tensor) -> Tensor:

@@ -47,28 +47,21 @@ def adapt(
     on_step: Callable[[Last], None] | None = None,
     **settings: Any,
 ) -> AdaptiveModel:
-    """Wrap a classifier so that it adapts to the images it predicts.
+    """Wrap a classifier so that it adapts to the images it predicts; call the result with a batch of images.
 
     Args:
         model: any module that returns logits [B, C]. It is copied, never changed.
-        method: a name from `list_methods()`, or `X+dpl`. Without a name: soft DPL under the guard, which needs no
-            settings.
+        method: a name from `list_methods()`, or `X+dpl`. Without a name: soft DPL under the guard, without settings.
         classifier: name of the linear classifier inside `model`; found when not given.
         source: labelled source batches for methods that need them: a loader of (images, labels), or one such pair.
-        calibrate: labelled source validation data in the same form, for the estimate of accuracy; any method. 500 to
-            1,000 images suffice.
-        estimate: True to watch the stream for `model.estimate()`, or settings of it (docs/reliability.md); on where
-            `calibrate=` is given.
-        guard: True to compare adaptation with the source model and to stop it where it does harm
-            (docs/reliability.md), or the guard's settings. A named method has none by default: it runs as its paper
-            has it.
-        layout: memory layout of the convolutions. "auto" follows a fixed rule, "timed" measures both layouts on the
-            first batch, "channels_last" and "as_is" set it. Values change by rounding only.
+        calibrate: labelled source validation data, for the estimate of accuracy. 500 to 1,000 images suffice.
+        estimate: True to watch the stream for `model.estimate()`, or settings of it; on where `calibrate=` is given.
+        guard: True to compare adaptation with the source model and to stop it where it does harm, or the guard's
+            settings (docs/reliability.md). A named method has none by default: it runs as its paper has it.
+        layout: memory layout of the convolutions. "auto" follows a fixed rule, "timed" measures both on the first
+            batch, "channels_last" and "as_is" set it. Values change by rounding only.
         on_step: called with `model.last` after every batch; for loggers.
         settings: the method's settings; `dpl list METHOD` shows them.
-
-    Returns:
-        The adaptive model: call it with a batch of images to predict and adapt.
     """
     return AdaptiveModel(
         model,
@@ -95,9 +88,6 @@ class AdaptiveModel(nn.Module):
         watch: what `estimate` asks, or None.
         state: everything that adaptation changes, for code that copies or compares states.
         layout: the memory layout in use.
-        calibration: labelled source validation batches, or None.
-        fingerprint: hash of the source weights.
-        prepared: what preparation computed, by its names in the state; a snapshot must hold it for reset to be exact.
     """
 
     model: nn.Module
@@ -142,8 +132,7 @@ class AdaptiveModel(nn.Module):
         self.source_batches, self.calibration = as_batches(source), as_batches(calibrate)
         self._lock = threading.RLock()
         self._shapes: set[torch.Size] = set()  # of images that the network accepted
-        self.last_images: Tensor | None = None
-        self.input_shape: tuple[int, ...] | None = None
+        self.input_shape: tuple[int, ...] | None = None  # of the last new kind of images
         if self.source_batches is not None and not self.network.confirmed:
             for images, _ in islice(self.source_batches, 1):  # they show the classifier before the method is built
                 self.network.confirm(images.to(self.network.device))
@@ -162,6 +151,7 @@ class AdaptiveModel(nn.Module):
         if prepare:
             self.method.prepare(self.source_batches)
             self.state.origin = self.state.copy()
+        # What preparation computed: with it in a snapshot, the reset of a loaded model is exact.
         origin = self.state.origin.items()
         self.prepared = {key for key, value in origin if key not in before or not value.equal(before[key])}
         self._facts: Mapping[str, Fact] = {"updated": False, "reason": "no batch yet"}
@@ -169,40 +159,29 @@ class AdaptiveModel(nn.Module):
     @torch.inference_mode(False)
     def forward(self, images: Tensor) -> Tensor:
         """Predict a batch, then adapt to it; return the logits [B, C]. If it raises, nothing has changed."""
+        guard, watch = self.guard, self.watch
         with self._lock:
-            images = checked_images(images, self.network, finite=self.guard is None, in_range=self.method.makes_views)
-            if self.guard is None and images.shape[1:] not in self._shapes:
+            images = checked_images(images, self.network, finite=guard is None, in_range=self.method.makes_views)
+            if guard is None and images.shape[1:] not in self._shapes:
                 self._confirm(images)
-            watched = self.watch is not None or self.on_step is not None
-            before, undo_beside = (self._facts, self.last_images), self._beside.remember() if watched else None
+            watched = watch is not None or self.on_step is not None
+            before, undo_beside = self._facts, self._beside.remember() if watched else None
             try:
                 self.state.begin(may_fail_later=watched)
-                self.last_images = images
-                if watched:
-                    logits = self._watched_step(images)
-                else:
-                    logits, self._facts = self.method(images), self.method.facts
+                logits = self.method(images) if guard is None else guard.step(images, self._confirm)
+                self._facts = self.method.facts if guard is None else self.method.facts | guard.report
+                if guard is None and watch is not None and watch.is_due(self.state, images):
+                    watch.look(self.state, images, logits)
+                if self.on_step is not None:
+                    self.on_step(self.last)
             except BaseException as error:
                 self.state.undo()
                 if undo_beside is not None:
                     undo_beside()
-                self._facts, self.last_images = before
+                self._facts = before
                 raise with_advice(error, images) from error.__cause__
             self.state.kept = None
             return logits
-
-    def _watched_step(self, images: Tensor) -> Tensor:
-        """Take a step with what comes beside the method's: guard, estimate, callback."""
-        if self.guard is not None:
-            logits = self.guard.step(images, self._confirm)
-            self._facts = self.method.facts | self.guard.report
-        else:
-            logits, self._facts = self.method(images), self.method.facts
-            if self.watch is not None and self.watch.is_due(self.state, images):
-                self.watch.look(self.state, images, logits)
-        if self.on_step is not None:
-            self.on_step(self.last)
-        return logits
 
     @torch.inference_mode(False)
     def predict(self, images: Tensor) -> Tensor:
@@ -269,8 +248,7 @@ class AdaptiveModel(nn.Module):
         with self._lock:
             tensors = {f"state.{key}": value for key, value in self.state_dict().items()}
             tensors |= {f"origin.{key}": self.state.origin[key] for key in self.prepared}
-            shape = self.input_shape if self.last_images is None else self.last_images.shape[1:]
-            manifest = {**self.identity(), "input": shape, "notes": dict(notes or {})}
+            manifest = {**self.identity(), "input": self.input_shape, "notes": dict(notes or {})}
         return write_snapshot(Path(folder), manifest, tensors)
 
     def identity(self) -> dict[str, Any]:
@@ -290,13 +268,8 @@ class AdaptiveModel(nn.Module):
     ) -> Exported:
         """Write the adapted network as a plain one that needs no `dpl`, with the statistics in use folded in.
 
-        Args:
-            path: a folder to make, or a file with the format's ending (.safetensors, .onnx, .pt2).
-            format: "state_dict", "onnx" or "torch_export".
-            images: on these the written network is compared with the adapted model (default: the last batch).
-
-        Returns:
-            The file's path, usable as one, and the agreement of the two models.
+        `path` is a folder, or a file with the format's ending (.safetensors, .onnx, .pt2). What was written is compared
+        with the adapted model on `images`, if given; the result is its path and their agreement.
         """
         with self._lock:
             return export(self, Path(path), format, images)
@@ -310,11 +283,11 @@ class AdaptiveModel(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AdaptiveModel:
-        """Copy between two batches, never within one; the copy gets its own lock, and no images."""
+        """Copy between two batches, never within one; the copy gets its own lock."""
         twin = memo[id(self)] = type(self).__new__(type(self))
         with self._lock:
-            own = {name: value for name, value in vars(self).items() if name not in ("_lock", "last_images")}
-            vars(twin).update(deepcopy(own, memo), _lock=threading.RLock(), last_images=None)
+            memo[id(self._lock)] = threading.RLock()
+            vars(twin).update(deepcopy(vars(self), memo))
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -343,6 +316,7 @@ class AdaptiveModel(nn.Module):
         if self.method.makes_views:
             check_images(images)
         self._shapes.add(images.shape[1:])
+        self.input_shape = images.shape[1:]
         within_step = self.state.kept is not None
         if not as_assumed:
             self._build(prepare=True)

@@ -7,10 +7,9 @@ with the adapted model.
 """
 
 import io
-import json
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,15 +17,13 @@ import torch
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as serialise_tensors
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-import dpl
 from dpl.core.errors import InputError, ModelError, SettingError
 from dpl.core.extras import optional
-from dpl.core.files import write_file, write_folder
+from dpl.core.files import write_file
 from dpl.methods.base import Method
-from dpl.network.norm import AutoBlend, batch_share
+from dpl.network.norm import AutoBlend, batch_share, blend
 from dpl.network.norm_control import RECENT, uninstall
 from dpl.network.split import logits_of, private_copy
 
@@ -37,7 +34,6 @@ __all__ = ["ExportFormat", "Exported", "export", "plain_network", "reason_not_to
 
 ExportFormat = Literal["state_dict", "onnx", "torch_export"]
 Run = Callable[[Tensor], Tensor]  # what was written and read back
-_RECORD = "export.json"
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,6 @@ class Exported:
     """An exported file, usable as a path, and how well it agrees with the adapted model."""
 
     path: Path
-    format: str
-    method: str
     statistics: str  # where the BatchNorm statistics come from
     agreement: float | None = None  # share of images with the adapted model's prediction; None: not compared
     images: int = 0  # that were compared
@@ -55,7 +49,7 @@ class Exported:
         return str(self.path)
 
     def __str__(self) -> str:
-        compared = "not compared: no images at hand"
+        compared = "not compared: no images were given"
         if self.agreement is not None:
             compared = f"{100 * self.agreement:.1f} % of {self.images} images predicted as by the adapted model"
         return f"{self.path} ({self.statistics}; {compared})"
@@ -66,22 +60,17 @@ def export(model: "AdaptiveModel", path: Path, format: ExportFormat, images: Ten
     if format not in _FORMATS:
         raise SettingError(f"format={format!r}: expected one of {', '.join(map(repr, _FORMATS))}")
     ending, write = _FORMATS[format]
-    target = _target(path, ending)
+    target = path if path.suffix == ending else path / f"model{ending}"
+    if target != path and (path.is_file() or any(path.suffix == other for other, _ in _FORMATS.values())):
+        raise SettingError(f"path {path}: expected a file that ends in {ending}, or a folder")
     network, statistics = plain_network(model.method)
-    images = model.last_images if images is None else images
     shape = model.input_shape if images is None else images.shape[1:]
     if shape is None and format != "state_dict":
         raise InputError(f"format={format!r} needs the shape of an image: pass images=, or predict a batch first")
     # Two images, because a tracer takes a batch of one for a constant.
     data, run = write(network, torch.zeros(2, *(shape or ()), device=model.device, dtype=model.network.dtype))
     agreement, compared = _agreement(model, run, images)
-    result = Exported(target, format, model.method.info.name, statistics, agreement, compared)
-    if target == path:
-        write_file(path, data)
-    else:
-        record = {**asdict(result), "path": target.name, "dpl": dpl.__version__, "source": model.fingerprint}
-        write_folder(path, {target.name: data, _RECORD: json.dumps(record, indent=2).encode()})
-    return result
+    return Exported(write_file(target, data), statistics, agreement, compared)
 
 
 def plain_network(method: Method[Any]) -> tuple[nn.Module, str]:
@@ -96,14 +85,16 @@ def plain_network(method: Method[Any]) -> tuple[nn.Module, str]:
     copy = private_copy(network.module)
     uninstall(copy)
     averages = {} if target is None or not batches else target.by_layer(network.norm)
-    for layer, plain in zip(network.module.modules(), copy.modules(), strict=True):
-        if not isinstance(layer, _BatchNorm) or layer.running_mean is None:
-            continue
-        buffers = [plain.get_buffer(name) for name in ("running_mean", "running_var")]
-        for buffer, rest in zip(buffers, rule.rest(layer) if isinstance(rule, AutoBlend) else buffers, strict=True):
-            buffer.copy_(rest)
-        for buffer, average in zip(buffers, averages.get(layer, ()), strict=False):
-            buffer.lerp_(average, share)
+    layers: Any = zip(network.module.modules(), copy.modules(), strict=True)
+    for layer, plain in layers:
+        if layer in network.norm.columns:
+            used = layer.running_mean, layer.running_var
+            if isinstance(rule, AutoBlend):
+                used = rule.rest(layer, network.norm)
+            if layer in averages:
+                used = blend(used, averages[layer], share)
+            plain.running_mean.copy_(used[0])
+            plain.running_var.copy_(used[1])
     classifier = method.exported_classifier()
     if classifier is not None:
         _set_classifier(copy.get_submodule(str(network.classifier_name)), *classifier)
@@ -147,18 +138,6 @@ def _set_classifier(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
         raise ModelError("the method's classifier has a bias, the network's has none: no plain copy can hold it")
     if layer.bias is not None:
         layer.bias.copy_(torch.zeros_like(layer.bias) if bias is None else bias)
-
-
-def _target(path: Path, ending: str) -> Path:
-    """Return the file to write: `path` with the format's ending, otherwise a file in the folder `path`."""
-    if path.suffix == ending:
-        return path
-    if any(path.suffix == other for other, _ in _FORMATS.values()):
-        raise SettingError(f"path {path}: expected a file that ends in {ending}, or a folder")
-    others = path.is_dir() and any(path.iterdir()) and not (path / _RECORD).is_file()
-    if others or path.is_file():
-        raise SettingError(f"path {path}: exists and is no export; choose another one")
-    return path / f"model{ending}"
 
 
 @torch.no_grad()

@@ -4,6 +4,6 @@
 """
 
 from dpl.network.network import Network, Pass
-from dpl.network.stream_norm import StreamRule
+from dpl.network.norm import StreamRule
 
 __all__ = ["Network", "Pass", "StreamRule"]

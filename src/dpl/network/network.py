@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from dpl.core.errors import DplError, InputError, ModelError
 from dpl.core.numerics import at_least_float32
 from dpl.network.norm_control import NormControl, RunningStatistics, Statistics, install
-from dpl.network.scope import select_parameters
 from dpl.network.split import find_classifier, guess_classifier, logits_of, private_copy, watch_classifier
 from dpl.network.style_layer import at_layer
 
@@ -134,12 +132,6 @@ class Network:
     def classes(self) -> int:
         """The number of classes, C."""
         return self.classifier.out_features
-
-    def train_only(self, scope: str, train_from: str | None = None) -> dict[str, Parameter]:
-        """Make the parameters of `scope` (from the module `train_from` on) trainable, all others not; return those."""
-        if scope in ("classifier", "features"):
-            _ = self.classifier  # raises if there is none to tell apart
-        return select_parameters(self.module, scope, self.classifier_name, train_from)
 
     @torch.no_grad()
     def confirm(self, images: Tensor) -> bool:

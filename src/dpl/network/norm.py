@@ -1,6 +1,8 @@
 """The rules by which BatchNorm layers normalise, and what the setting `norm` means.
 
-`norm_control` has the mechanism and the two plainest rules, `stream_norm` the rules that remember the stream.
+`norm_control` has the mechanism and the two plainest rules. What a rule remembers of the stream lies side by side for
+all layers in a few declared tensors, so reset and snapshots know it. It moves while a method adapts
+(`NormControl.adapting`), not when it only predicts; a teacher's network uses it as it is.
 """
 
 from collections.abc import Callable
@@ -8,30 +10,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.core.errors import SettingError
-from dpl.core.numerics import at_least_float32
+from dpl.core.numerics import at_least_float32, variance_and_mean
 from dpl.core.random import Random
+from dpl.core.state import Stateful
 from dpl.network.norm_control import (
     BatchRule,
     BatchStatistics,
     Forward,
     NormControl,
+    Pair,
     Rule,
     RunningStatistics,
     Statistics,
     channel_statistics,
     hiding,
     normalise,
+    normalise_each,
 )
-from dpl.network.stream_norm import BatchRenormalisation, StreamRule, UnMix
 
 __all__ = [
-    "ENOUGH", "FULL_BATCH", "RULES", "STREAM", "UNKNOWN", "AutoBlend", "BatchStatistics", "BlendedStatistics",
-    "MeasuredShift", "MedianStatistics", "RecordedStatistics", "RunningStatistics", "TrackRunning", "batch_share",
-    "blend", "parse_norm",
+    "ENOUGH", "FULL_BATCH", "RULES", "STREAM", "UNKNOWN", "AutoBlend", "BatchRenormalisation", "BatchStatistics",
+    "BlendedStatistics", "MeasuredShift", "MedianStatistics", "RecordedStatistics", "RunningStatistics", "StreamRule",
+    "TrackRunning", "UnMix", "batch_share", "blend", "parse_norm",
 ]  # fmt: skip
 
 ENOUGH = 16  # images of a batch that tell how far it has shifted, and how alike its images are
@@ -47,17 +52,15 @@ class BlendedStatistics(BatchRule):
     The batch variance is the unbiased one, as the running variance is.
     """
 
-    share: Tensor | float
+    share: float
     correction: int = 1
     needs_running = True
 
-    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
-        """Normalise by the blended statistics."""
-        variance, mean = channel_statistics(x, self.correction)
-        control.count(layer, mean, variance)
-        mean, variance = blend((layer.running_mean, layer.running_var), (mean, variance), self.share)
-        control.record(layer, mean, variance)
-        return normalise(layer, forward, x, mean, variance)
+    def statistics(self, layer: Any, x: Tensor, control: NormControl) -> Pair:
+        """Return the blend."""
+        batch = channel_statistics(x, self.correction)
+        control.count(layer, batch)
+        return blend((layer.running_mean, layer.running_var), batch, self.share)
 
 
 @dataclass(frozen=True)
@@ -86,14 +89,13 @@ class MedianStatistics(BatchRule):
     cannot move the median far. Of an even number of values it is the lower one of the middle.
     """
 
-    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
-        """Normalise around the median; gradients flow through the element that it is."""
+    def statistics(self, layer: Any, x: Tensor, control: NormControl) -> Pair:
+        """Return them; gradients flow through the element that is the median."""
         values = at_least_float32(x).transpose(0, 1).flatten(1)
         median = values.median(dim=1).values
         variance = (values - median[:, None]).square().mean(dim=1)
-        control.count(layer, median, variance)
-        control.record(layer, median, variance)
-        return normalise(layer, forward, x, median.to(x.dtype), variance.to(x.dtype))
+        control.count(layer, (median, variance))
+        return median, variance
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,25 @@ class RecordedStatistics:
         mean, variance = self.statistics[layer]
         with hiding(layer, training=False, running_mean=mean, running_var=variance):
             return forward(x)
+
+
+class StreamRule(BatchRule, Stateful):
+    """A rule with a memory."""
+
+    needs_running = True
+
+    def attach(self, control: NormControl, random: Random) -> None:
+        """Declare the memory for all layers with running statistics."""
+        source = [torch.zeros(2, 0, device=random.device)]
+        source += [torch.stack((layer.running_mean, layer.running_var)) for layer in control.columns]
+        mean, variance = at_least_float32(torch.cat(source, dim=1))
+        memory = self.first(mean, variance, random)
+        self.declare(**memory)
+        self.change_in_place(*memory)
+
+    def first(self, mean: Tensor, variance: Tensor, random: Random) -> dict[str, Tensor]:
+        """Return the memory to begin with, given the source statistics of all layers [channels]."""
+        raise NotImplementedError
 
 
 class AutoBlend(StreamRule):
@@ -131,18 +152,16 @@ class AutoBlend(StreamRule):
 
     means: Tensor  # M, [channels]
     variances: Tensor  # V, [channels]
-    prior: float = 128  # images that the rest of the blend counts for, beside a batch of 32 or more
-    least: float = 0.02  # shift up to which the source statistics stay
 
-    def __init__(self, prior: float = prior, least: float = least) -> None:
+    def __init__(self, prior: float = 128, least: float = 0.02) -> None:
         super().__init__()
-        self.prior, self.least = prior, least
+        self.prior = prior  # images that the rest of the blend counts for, beside a batch of 32 or more
+        self.least = least  # shift up to which the source statistics stay
         self.rho, self.shift = torch.zeros(()), torch.tensor(UNKNOWN)
 
-    def start(self, mean: Tensor, variance: Tensor, random: Random) -> None:
+    def first(self, mean: Tensor, variance: Tensor, random: Random) -> dict[str, Tensor]:
         """Begin with the source statistics."""
-        self.declare(means=mean, variances=variance)
-        self.change_in_place("means", "variances")
+        return {"means": mean.clone(), "variances": variance.clone()}
 
     def effective_size(self, count: int) -> Tensor:
         """n_e of a batch of `count` images."""
@@ -158,22 +177,20 @@ class AutoBlend(StreamRule):
         """0 where nothing has shifted, near 1 where much has."""
         return (1 - (self.least / self.shift.clamp(min=1e-9)).square()).clamp(min=0)
 
-    def rest(self, layer: Any) -> tuple[Tensor, Tensor]:
+    def rest(self, layer: Any, control: NormControl) -> Pair:
         """Mean and variance that the batch's are blended with."""
-        columns, of_source = vars(layer)["norm_columns"], (layer.running_mean, layer.running_var)
-        of_stream = blend(of_source, (self.means[columns], self.variances[columns]), self.shifted)
-        mean, variance = (torch.where(self.rho > 0, *pair) for pair in zip(of_stream, of_source, strict=True))
-        return mean, variance
+        columns = control.columns[layer]
+        of_stream = self.means[columns], self.variances[columns]
+        return blend((layer.running_mean, layer.running_var), of_stream, self.shifted.where(self.rho > 0, 0))
 
-    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
-        """Normalise by the present blend, then let the averages follow the batch."""
-        variance, mean = channel_statistics(x, 1)
-        control.count(layer, mean, variance)
-        blended = blend(self.rest(layer), (mean, variance), self.share(len(x)))
+    def statistics(self, layer: Any, x: Tensor, control: NormControl) -> Pair:
+        """Return the present blend, then let the averages follow the batch."""
+        batch = channel_statistics(x, 1)
+        control.count(layer, batch)
+        blended = blend(self.rest(layer, control), batch, self.share(len(x)))
         if control.adapting:
-            self._follow(vars(layer)["norm_columns"], mean, variance, len(x) / (len(x) + STREAM))
-        control.record(layer, *blended)
-        return normalise(layer, forward, x, *blended)
+            self._follow(control.columns[layer], *batch, len(x) / (len(x) + STREAM))
+        return blended
 
     @torch.no_grad()
     def _follow(self, columns: slice, mean: Tensor, variance: Tensor, rate: float) -> None:
@@ -181,6 +198,92 @@ class AutoBlend(StreamRule):
         away = mean.to(M.dtype) - M
         V.addcmul_(away, away, value=rate).lerp_(variance.to(V.dtype), rate)
         M.add_(away, alpha=rate)
+
+
+class UnMix(StreamRule):
+    """UnMix-TNS: each sample is normalised by a mixture of its own statistics and those of K components.
+
+    Tomar et al., Un-Mixing Test-Time Normalization Statistics: Combatting Label Temporal Correlation, ICLR 2024. With
+    the sample's mean m and variance v, and component means M_k and variances V_k,
+
+        a_k = softmax_k(cos(m, M_k) / 0.07),  M'_k = (1 - a_k) M_k + a_k m,  V'_k = (1 - a_k) V_k + a_k v
+        mean = avg_k M'_k,    variance = avg_k V'_k + avg_k M'_k² - mean²
+
+    and after use M_k and V_k move towards the batch's m and v by a_k (1 - (1 - momentum)^(B / largest)).
+    """
+
+    means: Tensor  # M, [K, channels]
+    variances: Tensor  # V, [K, channels]
+
+    def __init__(self, components: int = 16, largest: int = 64) -> None:
+        super().__init__()
+        self.components, self.largest = components, largest
+
+    def first(self, mean: Tensor, variance: Tensor, random: Random) -> dict[str, Tensor]:
+        """Scatter the components around the source statistics, which half of the variance explains."""
+        shape, k = (self.components, len(mean)), self.components
+        noise = torch.randn(shape, generator=random.generator, dtype=mean.dtype).to(mean.device)
+        scatter = (0.5 * k / (k - 1) * variance).sqrt() * noise
+        return {"means": mean + scatter, "variances": (0.5 * variance).expand(shape).clone()}
+
+    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+        """Normalise each sample, then move the components."""
+        columns = control.columns[layer]
+        M, V, k = self.means[:, columns], self.variances[:, columns], self.components
+        maps = x if x.ndim > 2 else x[..., None]
+        v, m = (s.flatten(1).to(M.dtype) for s in variance_and_mean(maps, range(2, maps.ndim)))
+        with torch.no_grad():
+            a = (F.normalize(m, dim=1) @ F.normalize(M, dim=1).T / 0.07).softmax(dim=1)  # [B, K]
+        mean = ((1 - a) @ M + m) / k  # the shares of a sample sum up to one
+        square = ((1 - a) ** 2 @ M**2 + 2 * m * (a * (1 - a) @ M) + a.square().sum(dim=1, keepdim=True) * m**2) / k
+        variance = (((1 - a) @ V + v) / k + square - mean**2).clamp(min=0)
+        if control.adapting:
+            with torch.no_grad():
+                momentum = layer.momentum or 0.1
+                pace = (1 - (1 - momentum) ** (len(x) / self.largest)) / len(x)
+                taken = a.sum(dim=0)[:, None]
+                self.means[:, columns] = M + pace * (a.T @ m - taken * M)
+                self.variances[:, columns] = V + pace * (a.T @ v - taken * V)
+        return normalise_each(layer, forward, x, mean, variance)
+
+
+class BatchRenormalisation(StreamRule):
+    """Test-time batch renormalisation: moving averages of the stream's statistics in value, the batch's in gradient.
+
+    Zhao et al., DELTA: degradation-free fully test-time adaptation, ICLR 2023. With mean m and deviation s of the batch
+    and their moving averages M and S (at first the first batch's; those of earlier batches when they are used)
+
+        y = (x - m) / s r + d,    r = s / S,    d = (m - M) / S,    no gradient through r and d.
+    """
+
+    means: Tensor  # M, [channels]
+    deviations: Tensor  # S, [channels]; zero before the first batch
+
+    def __init__(self, momentum: float = 0.95) -> None:
+        super().__init__()
+        self.momentum = momentum
+
+    def first(self, mean: Tensor, variance: Tensor, random: Random) -> dict[str, Tensor]:
+        """Begin without averages."""
+        return {"means": torch.zeros_like(mean), "deviations": torch.zeros_like(variance)}
+
+    def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+        """Renormalise the batch, then move the averages."""
+        columns = control.columns[layer]
+        mean, variance = (s.to(self.means.dtype) for s in channel_statistics(x))
+        with torch.no_grad():
+            deviation = (variance + layer.eps).sqrt()
+            first = self.deviations[columns] == 0
+            M = torch.where(first, mean, self.means[columns])
+            S = torch.where(first, deviation, self.deviations[columns])
+            r, d = deviation / S, (mean - M) / S
+            if control.adapting:
+                self.means[columns] = torch.lerp(mean, M, self.momentum)
+                self.deviations[columns] = torch.lerp(deviation, S, self.momentum)
+        control.record(layer, M, S**2 - layer.eps)
+        weight = torch.ones_like(r) if layer.weight is None else layer.weight
+        bias = torch.zeros_like(d) if layer.bias is None else layer.bias
+        return normalise(layer, forward, x, mean, variance, (weight * r, weight * d + bias))
 
 
 @dataclass(frozen=True)
@@ -213,7 +316,7 @@ class MeasuredShift:
         return torch.where(before > UNKNOWN / 2, now, before).lerp(now, min(1.0, images / ENOUGH))
 
 
-def blend(rest: tuple[Any, Any], own: tuple[Tensor, Tensor], share: Tensor | float) -> tuple[Tensor, Tensor]:
+def blend(rest: Pair, own: Pair, share: Tensor | float) -> Pair:
     """Return 1 - share of the first mean and variance and share of the second, in the type of the first."""
     kind = rest[0].dtype
     share = share.to(kind) if isinstance(share, Tensor) else share
@@ -239,7 +342,7 @@ RULES: dict[str, Callable[[], Rule]] = {
 }
 
 
-def parse_norm(norm: str | float, prior: float = AutoBlend.prior, least_shift: float = AutoBlend.least) -> Rule:
+def parse_norm(norm: str | float, prior: float = 128, least_shift: float = 0.02) -> Rule:
     """Return the rule for a `norm` setting: "running", "batch", "track", "auto" or a share of batch statistics."""
     if isinstance(norm, (int, float)) and not isinstance(norm, bool) and 0 <= norm <= 1:
         return RunningStatistics() if norm == 0 else BatchStatistics() if norm == 1 else BlendedStatistics(float(norm))

@@ -1,14 +1,15 @@
 """How the BatchNorm layers of a network are told which statistics to use; their parameters are not touched.
 
-Every BatchNorm layer of the private copy gets a subclass of its own class whose forward follows one shared
-`NormControl`. Rules hide attributes of a layer for the length of one call, so `state_dict` keys, buffers and
-activations fused into the layer (timm's BatchNormAct2d) stay as they are, and `uninstall` restores the class.
+Every BatchNorm layer of the private copy gets a forward of its own that follows one shared `NormControl`. Rules hide
+attributes of a layer for the length of one call, so `state_dict` keys, buffers and activations fused into the layer
+(timm's BatchNormAct2d) stay as they are.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ __all__ = [
 RECENT = 16  # batches that an average of statistics reaches back to; more would keep those that older weights made
 
 Forward = Callable[[Tensor], Tensor]  # a layer's original forward
-Statistics = dict[_BatchNorm, tuple[Tensor, Tensor]]  # mean and variance that a layer used
-Affine = tuple[Tensor, Tensor]  # scale and shift of each channel
+Pair = tuple[Tensor, Tensor]  # mean and variance of each channel, or scale and shift
+Statistics = dict[_BatchNorm, Pair]  # mean and variance that a layer used
 Rule = Callable[[_BatchNorm, Forward, Tensor, "NormControl"], Tensor]  # how one layer normalises one input
 
 
@@ -57,6 +58,13 @@ class NormControl:
         """Whether the rule normalises each sample without regard to the others."""
         return not self.layers or isinstance(self.rule, RunningStatistics)
 
+    @cached_property
+    def columns(self) -> dict[Any, slice]:
+        """Where the channels of each layer with running statistics lie in a tensor of all of them, side by side."""
+        layers = [layer for layer in self.layers if layer.running_mean is not None]
+        ends = accumulate(layer.num_features for layer in layers)
+        return {layer: slice(end - layer.num_features, end) for layer, end in zip(layers, ends, strict=True)}
+
     def using(self, rule: Rule | None = None, *, groups: int = 1) -> AbstractContextManager[None]:
         """Follow another rule (or the same one on each part of the batch) inside the block."""
         return hiding(self, rule=rule or self.rule, groups=groups)
@@ -76,15 +84,13 @@ class NormControl:
     def record_batch(self, layer: _BatchNorm, x: Tensor) -> None:
         """Record the batch statistics of `x` if a recording is on."""
         if self.recorded is not None:
-            variance, mean = channel_statistics(x.detach())
-            self.record(layer, mean, variance)
+            self.record(layer, *channel_statistics(x.detach()))
 
     @torch.no_grad()
-    def count(self, layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+    def count(self, layer: _BatchNorm, batch: Pair) -> None:
         """Enter a batch's statistics into the layer's average, where one waits for them."""
-        if layer in self.targets:
-            for average, fresh in zip(self.targets.pop(layer), (mean, variance), strict=True):
-                average.lerp_(fresh.to(average.dtype), self.target_momentum)
+        for average, fresh in zip(self.targets.pop(layer, ()), batch, strict=False):
+            average.lerp_(fresh.to(average.dtype), self.target_momentum)
 
 
 class BatchRule:
@@ -102,7 +108,13 @@ class BatchRule:
         return self.normalise(layer, forward, x, control)
 
     def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
-        """Return the layer's output."""
+        """Normalise by `statistics`; gradients flow through them."""
+        used = self.statistics(layer, x, control)
+        control.record(layer, *used)
+        return normalise(layer, forward, x, *used)
+
+    def statistics(self, layer: Any, x: Tensor, control: NormControl) -> Pair:
+        """Return the mean and variance of each channel to normalise by."""
         raise NotImplementedError
 
 
@@ -112,12 +124,9 @@ class BatchStatistics(BatchRule):
     def normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Normalise as in training mode; an average that waits for the batch takes the place of the running buffers."""
         control.record_batch(layer, x)
-        hidden: dict[str, Any] = {"training": True, "track_running_stats": False}
-        if layer in control.targets:
-            mean, variance = control.targets.pop(layer)
-            hidden = {"training": True, "running_mean": mean, "running_var": variance, "num_batches_tracked": None}
-            hidden |= {"track_running_stats": True, "momentum": control.target_momentum}
-        with hiding(layer, **hidden):
+        mean, variance = control.targets.pop(layer, (None, None))
+        average = {"running_mean": mean, "running_var": variance, "num_batches_tracked": None}
+        with hiding(layer, training=True, track_running_stats=True, momentum=control.target_momentum, **average):
             return forward(x)
 
 
@@ -152,50 +161,35 @@ class TargetStatistics(Stateful):
 
     def by_layer(self, control: NormControl) -> Statistics:
         """Return the average of each layer that has running statistics, as views that may be written to."""
-        layers = {layer: layer.running_mean for layer in control.layers if layer.running_mean is not None}
-        widths = [len(mean) for mean in layers.values()]
         if self.mean is None or self.variance is None:
-            like = next(iter(layers.values()), torch.empty(0))
-            self.mean, self.variance = like.new_zeros(sum(widths)), like.new_zeros(sum(widths))
-        pairs = zip(torch.split(self.mean, widths), torch.split(self.variance, widths), strict=True)
-        return dict(zip(layers, pairs, strict=True))
+            means = torch.cat([layer.running_mean for layer in control.columns] or [torch.empty(0)])
+            self.mean, self.variance = torch.zeros_like(means), torch.zeros_like(means)
+        return {layer: (self.mean[columns], self.variance[columns]) for layer, columns in control.columns.items()}
 
 
 def install(module: nn.Module) -> NormControl:
     """Make every BatchNorm layer below `module` follow one new control, and return it."""
     control = NormControl(layers=[layer for layer in module.modules() if isinstance(layer, _BatchNorm)])
     for layer in control.layers:
-        layer.__class__ = _controlled(_original_class(layer))
-        vars(layer)["norm_control"] = control
+        vars(layer)["forward"] = partial(_forward, layer, control)
     return control
 
 
 def uninstall(module: nn.Module) -> None:
-    """Give every BatchNorm layer its own class back."""
+    """Give every BatchNorm layer its own forward back."""
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
-            layer.__class__ = _original_class(layer)
-            for name in ("norm_control", "norm_columns"):
-                vars(layer).pop(name, None)
+            vars(layer).pop("forward", None)
 
 
-@cache
-def _controlled(original: type[_BatchNorm]) -> type[_BatchNorm]:
-    """Return the subclass of a layer's class that follows a `NormControl`."""
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        control: NormControl = self.norm_control
-        if isinstance(control.rule, RunningStatistics) and not self.training:
-            return original.forward(self, x)  # nothing to hide: the way of most passes
-        parts = [x] if control.groups == 1 else x.chunk(control.groups)
-        outputs = [control.rule(self, lambda y: original.forward(self, y), part, control) for part in parts]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-    return type(original.__name__, (original,), {"forward": forward, "original_class": original})
-
-
-def _original_class(layer: nn.Module) -> Any:
-    return getattr(type(layer), "original_class", type(layer))
+def _forward(layer: Any, control: NormControl, x: Tensor) -> Tensor:
+    """Run a layer as its control says."""
+    original: Forward = partial(type(layer).forward, layer)
+    if isinstance(control.rule, RunningStatistics) and not layer.training:
+        return original(x)  # nothing to hide: the way of most passes
+    parts = [x] if control.groups == 1 else x.chunk(control.groups)
+    outputs = [control.rule(layer, original, part, control) for part in parts]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 @contextmanager
@@ -212,7 +206,7 @@ def hiding(layer: object, **attributes: Any) -> Iterator[None]:
 
 
 def normalise(
-    layer: _BatchNorm, forward: Forward, x: Tensor, mean: Tensor, variance: Tensor, affine: Affine | None = None
+    layer: _BatchNorm, forward: Forward, x: Tensor, mean: Tensor, variance: Tensor, affine: Pair | None = None
 ) -> Tensor:
     """Run `forward` with given statistics (and another scale and shift than the layer's), differentiable in them.
 
@@ -236,7 +230,7 @@ def normalise_each(layer: _BatchNorm, forward: Forward, x: Tensor, mean: Tensor,
     return normalise(layer, forward, x, zero, zero + (1 - layer.eps))  # the affine part, and what is fused to it
 
 
-def channel_statistics(x: Tensor, correction: int = 0) -> tuple[Tensor, Tensor]:
-    """Return variance and mean of every channel."""
+def channel_statistics(x: Tensor, correction: int = 0) -> Pair:
+    """Return mean and variance of every channel."""
     variance, mean = variance_and_mean(x, [dim for dim in range(x.ndim) if dim != 1], correction)
-    return variance.flatten(), mean.flatten()
+    return mean.flatten(), variance.flatten()

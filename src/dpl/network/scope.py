@@ -7,6 +7,7 @@ from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _NormBase
 
 from dpl.core.errors import ModelError
+from dpl.network.split import find_classifier
 
 __all__ = ["NORMS", "SCOPES", "select_parameters"]
 
@@ -20,7 +21,8 @@ def select_parameters(
     """Make the parameters of `scope` (from the module `train_from` on) trainable, no others; return them by name."""
     floats = {name for name, parameter in module.named_parameters() if parameter.is_floating_point()}
     norms = [name for name, layer in module.named_modules() if isinstance(layer, NORMS)]
-    head = _inside(floats, [] if classifier is None else [classifier])
+    splits = scope in ("classifier", "features")
+    head = _inside(floats, [classifier or find_classifier(module)] if splits else [])
     chosen = {"affine": _inside(floats, norms), "classifier": head, "features": floats - head, "all": floats}[scope]
     if train_from is not None:
         chosen &= _from(module, train_from)

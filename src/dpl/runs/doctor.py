@@ -129,8 +129,7 @@ def _scopes(network: nn.Module, settings: Settings) -> Check:
     counts = dict.fromkeys(SCOPES, 0)
     for scope in SCOPES:
         with contextlib.suppress(ModelError):  # nothing trains in this scope
-            classifier = find_classifier(network) if scope in ("classifier", "features") else None
-            chosen = select_parameters(network, scope, classifier, getattr(settings, "train_from", None))
+            chosen = select_parameters(network, scope, None, getattr(settings, "train_from", None))
             counts[scope] = sum(parameter.numel() for parameter in chosen.values())
     own = getattr(settings, "scope", "all")
     problem = "" if counts[own] else f"scope={own!r} trains nothing here: choose another scope."

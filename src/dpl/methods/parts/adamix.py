@@ -38,7 +38,7 @@ class AdaMix(BatchRule):
     def normalise(self, layer: Any, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Normalise by the batch, with rectified affine parameters."""
         source = Moments(layer.running_mean, layer.running_var)
-        variance, mean = channel_statistics(x, correction=1)
+        mean, variance = channel_statistics(x, correction=1)
         batch = Moments(mean.to(source.mean.dtype), variance.to(source.variance.dtype))
         weight, bias = _affine(layer, batch.mean)
         if layer not in self.offsets:
