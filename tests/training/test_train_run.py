@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -120,20 +119,6 @@ def test_what_is_written_tells_how_to_repeat_the_run(pacs, spec, tmp_path):
     assert log == result.history
     assert [entry["step"] for entry in log] == [0, 3, 6]
     assert set(log[0]) == {"step", "loss", "mean", "validation", "seconds"}
-
-
-@pytest.mark.usefixtures("with_curves")
-def test_curves_are_drawn_where_matplotlib_is(pacs, spec, tmp_path):
-    train(spec(steps=2), data=pacs, out=tmp_path / "run")
-    with Image.open(tmp_path / "run" / "curves.png") as picture:
-        assert picture.width > 500
-
-
-@pytest.mark.usefixtures("with_curves")
-def test_without_matplotlib_there_is_no_picture(pacs, spec, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    train(spec(steps=1), data=pacs, out=tmp_path / "run")
-    assert not (tmp_path / "run" / "curves.png").exists()
 
 
 def test_workers_cache_and_saving_change_nothing(pacs, spec, tmp_path):

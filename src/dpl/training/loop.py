@@ -25,7 +25,7 @@ from dpl.data import Batch, ImageSet, batches, square, training, training_batche
 from dpl.network.split import guess_classifier, logits_of
 from dpl.streams import seed_hash
 from dpl.training.distributed import ALONE, DistributedNetwork, ProcessGroup, process_group
-from dpl.training.run import Record, RunFolder, Trainer, draw_curves, new_record, open_run
+from dpl.training.run import Record, RunFolder, Trainer, new_record, open_run
 from dpl.training.sources import Sources, TrainSpec, open_sources
 
 __all__ = ["SourceTrainer", "StepReport", "TrainResult", "train"]
@@ -113,13 +113,10 @@ def train(
 
 
 def _finish(trainer: "SourceTrainer", folder: RunFolder) -> None:
-    """Note the result, draw the learning curve."""
+    """Note the result."""
     if folder.writes:
-        progress, best, settings = trainer.progress, trainer.progress.best(), folder.record["settings"]
+        progress, best = trainer.progress, trainer.progress.best()
         folder.note(result={**best, "seconds": progress.seconds, "best_sha256": file_sha256(folder.best)})
-        trained_on = f"without {settings['target']}" if settings["target"] else f"{settings['source']} alone"
-        title = f"{settings['network']} on {settings['dataset']}, {trained_on}"
-        draw_curves(progress.history, best, title, folder.path / "curves.png")
 
 
 class SourceTrainer(Trainer):

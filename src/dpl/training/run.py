@@ -17,8 +17,7 @@ from safetensors.torch import save as serialise_tensors
 from torch import Tensor, nn
 
 from dpl.backbones.normalise import bare
-from dpl.core.errors import DataError, MissingExtraError, SettingError, SnapshotCorrupt, SnapshotError
-from dpl.core.extras import optional
+from dpl.core.errors import DataError, SettingError, SnapshotCorrupt, SnapshotError
 from dpl.core.files import clear_drafts, file_sha256, lock, write_file
 from dpl.core.optimizer import NamedOptimizer, OptimizerFactory
 from dpl.core.state import Stateful, part_of
@@ -27,7 +26,7 @@ from dpl.runs.costs import environment
 from dpl.snapshot import read_snapshot, write_snapshot
 from dpl.training.sources import HOLDOUT, Sources, TrainSpec
 
-__all__ = ["Record", "RunFolder", "Trainer", "draw_curves", "new_record", "open_run"]
+__all__ = ["Record", "RunFolder", "Trainer", "new_record", "open_run"]
 
 Record = dict[str, Any]
 
@@ -174,23 +173,3 @@ def new_record(spec: TrainSpec, sources: Sources) -> Record:
         "sessions": [],
         "result": None,
     }
-
-
-def draw_curves(history: list[Record], best: Record, title: str, path: Path) -> None:
-    """Draw loss and validation accuracy over the steps, if matplotlib is installed."""
-    try:
-        figure = optional("matplotlib.figure", "bench").Figure(figsize=(9, 3.5), layout="constrained")
-    except MissingExtraError:
-        return
-    steps = [entry["step"] for entry in history]
-    losses, accuracies = figure.subplots(1, 2)
-    losses.plot(steps, [entry["loss"] for entry in history], color="black")
-    losses.set(xlabel="step", ylabel="training loss", ylim=(0, None))
-    for domain in best["validation"]:
-        accuracies.plot(steps, [entry["validation"][domain] for entry in history], label=domain, linewidth=1)
-    accuracies.plot(steps, [entry["mean"] for entry in history], label="mean", color="black", linewidth=2)
-    accuracies.axvline(best["step"], color="grey", linestyle=":", label=f"kept: step {best['step']}")
-    accuracies.set(xlabel="step", ylabel="source validation accuracy, %")
-    accuracies.legend(fontsize="small")
-    figure.suptitle(title, fontsize="medium")
-    figure.savefig(path, dpi=150)
