@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add(f"--{name.replace('_', '-')}", type=kind, default=default, metavar=metavar, help=shown)
     add("--save-every", type=int, metavar="N", help="steps between saves (default: as --eval-every)")
     add("--workers", type=int, default=2, metavar="N", help="threads that read images (default: %(default)s)")
-    add("--cache", metavar="DIR", help="folder for decoded images; all must have one size")
     add("--device", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
 
 
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
             advance(report.step + 1, f"loss {report.loss:.3f}{validated}")  # a resumed run starts ahead
 
         result = train(
-            spec, data=args.data, out=args.out, on_step=on_step, workers=args.workers, cache=args.cache,
+            spec, data=args.data, out=args.out, on_step=on_step, workers=args.workers,
             save_every=args.save_every, device=args.device,
         )  # fmt: skip
     if args.json and not silent:

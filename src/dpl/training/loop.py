@@ -25,7 +25,7 @@ from dpl.data import Batch, ImageSet, batches, square, training, training_batche
 from dpl.network.split import guess_classifier, logits_of
 from dpl.streams import seed_hash
 from dpl.training.distributed import ALONE, DistributedNetwork, ProcessGroup, process_group
-from dpl.training.run import Record, RunFolder, Trainer, new_record, open_run
+from dpl.training.run import Record, RunFolder, Trainer, open_run
 from dpl.training.sources import Sources, TrainSpec, open_sources
 
 __all__ = ["SourceTrainer", "StepReport", "TrainResult", "train"]
@@ -81,14 +81,13 @@ def train(
     out: str | os.PathLike[str],
     on_step: OnStep | None = None,
     workers: int = 2,
-    cache: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
     device: str | None = None,
 ) -> TrainResult:
     """Train a source model on the benchmark below `data` and keep everything about it in the folder `out`.
 
     A stopped run resumes from its last save, made every `save_every` steps (default: at each validation), and ends with
-    exactly the same weights. `workers` threads read images, and `cache` is a folder for decoded ones; neither changes
+    exactly the same weights. `workers` threads read images and do not change
     the result. `device` defaults to a GPU if there is one.
 
     Under `torchrun`, all processes share each batch and see `out`; only the first one writes there and calls `on_step`.
@@ -97,13 +96,13 @@ def train(
     with ExitStack() as stack:
         group = stack.enter_context(process_group(device))
         place = choose_device(device)
-        sources = open_sources(spec, data, cache=cache, workers=workers)
+        sources = open_sources(spec, data)
         stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
         folder = RunFolder(Path(out).resolve())
         if group.rank == 0:
-            folder = stack.enter_context(open_run(out, new_record(spec, sources)))
+            folder = stack.enter_context(open_run(out, sources.record))
         group.wait()  # for the first process, which locks the folder and checks it
-        trainer = SourceTrainer(spec, len(sources.record["classes"]), place, group)
+        trainer = SourceTrainer(spec, len(sources.record["data"]["classes"]), place, group)
         trainer.resume(folder)
         if trainer.progress.step < spec.steps:
             trainer.run(sources, folder, workers, every, on_step if folder.writes else None)

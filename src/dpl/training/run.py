@@ -3,7 +3,6 @@
 The folder is complete whenever the run is stopped; docs/reference/files.md says what it holds.
 """
 
-import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -18,15 +17,13 @@ from torch import Tensor, nn
 
 from dpl.backbones.normalise import bare
 from dpl.core.errors import DataError, SettingError, SnapshotCorrupt, SnapshotError
-from dpl.core.files import clear_drafts, file_sha256, lock, write_file
+from dpl.core.files import clear_drafts, lock, write_file
 from dpl.core.optimizer import NamedOptimizer, OptimizerFactory
 from dpl.core.state import Stateful, part_of
-from dpl.data import training
 from dpl.runs.costs import environment
 from dpl.snapshot import read_snapshot, write_snapshot
-from dpl.training.sources import HOLDOUT, Sources, TrainSpec
 
-__all__ = ["Record", "RunFolder", "Trainer", "new_record", "open_run"]
+__all__ = ["Record", "RunFolder", "Trainer", "open_run"]
 
 Record = dict[str, Any]
 
@@ -149,27 +146,3 @@ def _same_run(path: Path, asked: Record) -> Record:
     if images != asked["data"]["images_sha256"]:
         raise SettingError(f"{path} holds a run on other images: files were added, removed or renamed since it began")
     return held
-
-
-def new_record(spec: TrainSpec, sources: Sources) -> Record:
-    """Return the record of a run before its first step, with the benchmark's spelling of names."""
-    settings = dataclasses.asdict(spec)
-    weights = settings.pop("weights")
-    settings |= sources.settings | {"weights_sha256": None if weights is None else file_sha256(Path(weights))}
-    return {
-        "format": 1,
-        "settings": settings,
-        "weights": None if weights is None else str(weights),
-        "data": sources.record,
-        "protocol": {
-            "split": f"DomainBed, {HOLDOUT:.0%} of each source domain held out for validation",
-            "batch": "per_domain images of each source domain, drawn with replacement",
-            "optimizer": "Adam, betas 0.9 and 0.999, eps 1e-8, weight decay 0, constant learning rate",
-            "batch_norm": "batch statistics in training, running ones in validation",
-            "augmentation": dataclasses.asdict(training(spec.size)),
-            "validation": f"resized to {spec.size} x {spec.size}, not augmented",
-            "selection": "highest mean accuracy over the source domains; of equals the earliest",
-        },
-        "sessions": [],
-        "result": None,
-    }
