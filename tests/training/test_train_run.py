@@ -180,8 +180,7 @@ def test_a_head_for_the_same_classes_is_kept(pacs, spec, tmp_path):
 
 
 def test_weights_of_another_network_are_refused(pacs, spec, tmp_path):
-    save_file(create("debug_vit", num_classes=10).state_dict() | create("debug_cnn").state_dict(),
-              tmp_path / "both.safetensors")  # fmt: skip
+    save_file(create("wrn28_1").state_dict() | create("debug_cnn").state_dict(), tmp_path / "both.safetensors")
     with pytest.raises(DataError, match="do not fit the network"):
         train(spec(weights=tmp_path / "both.safetensors"), data=pacs, out=tmp_path / "run")
     with pytest.raises(DataError, match=r"gone\.safetensors: cannot be read"):
@@ -189,8 +188,8 @@ def test_weights_of_another_network_are_refused(pacs, spec, tmp_path):
 
 
 def test_a_size_that_the_network_cannot_take_is_told_at_once(pacs, spec, tmp_path):
-    with pytest.raises(ModelError, match="debug_vit cannot take images of 48 pixels"):
-        train(spec(network="debug_vit", size=48), data=pacs, out=tmp_path / "run")
+    with pytest.raises(ModelError, match="cifar100_resnet32 cannot take images of 48 pixels"):
+        train(spec(network="cifar100_resnet32", size=48), data=pacs, out=tmp_path / "run")
 
 
 def test_a_diverging_run_stops_with_a_reason(pacs, spec, tmp_path):
