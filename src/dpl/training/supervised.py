@@ -184,12 +184,8 @@ def _for_small_images(network: nn.Module) -> nn.Module:
 def _augmented(pixels: Tensor) -> Tensor:
     """Return random crops of the padded images, half of them flipped, as floats; draws come from torch's generator."""
     count, _, height, width = pixels.shape
+    corners = torch.randint(0, 2 * _PADDING + 1, (2, count)).T.tolist()
+    flipped = (torch.rand(count, 1, 1, 1) < 0.5).to(pixels.device)
     padded = F.pad(pixels, (_PADDING,) * 4)
-    device = pixels.device
-    top, left = torch.randint(0, 2 * _PADDING + 1, (2, count, 1)).to(device)
-    columns = torch.arange(width, device=device).expand(count, width)
-    flipped = (torch.rand(count, 1) < 0.5).to(device)
-    columns = torch.where(flipped, columns.flip(1), columns) + left
-    rows = torch.arange(height, device=device) + top  # [B, H]
-    cut = padded[torch.arange(count, device=device)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    return cut.permute(0, 3, 1, 2) / 255  # [B, H, W, 3] -> [B, 3, H, W]
+    cut = torch.stack([image[:, y : y + height, x : x + width] for image, (y, x) in zip(padded, corners, strict=True)])
+    return torch.where(flipped, cut.flip(3), cut) / 255
