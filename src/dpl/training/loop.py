@@ -21,7 +21,7 @@ from dpl.core.extras import choose_device
 from dpl.data import Batch, ImageSet, batches, square, training, training_batches
 from dpl.network.split import guess_classifier, logits_of
 from dpl.streams import seed_hash
-from dpl.training.distributed import ALONE, DistributedNetwork, ProcessGroup, process_group
+from dpl.training.distributed import ALONE, ProcessGroup, process_group
 from dpl.training.run import Record, RunFolder, Trainer, open_run
 from dpl.training.sources import Sources, TrainSpec, open_sources
 
@@ -86,7 +86,7 @@ class SourceTrainer(Trainer):
         _check_runs(network, spec, classes)
         super().__init__(network, device, partial(torch.optim.Adam, lr=spec.lr))
         self.spec, self.group = spec, group
-        self._distributed = DistributedNetwork(self.network, group) if group.size > 1 else None
+        group.join_statistics(self.network)
 
     def best(self) -> Record:
         """Return the entry with the highest mean accuracy; of equals the earliest."""
@@ -127,10 +127,12 @@ class SourceTrainer(Trainer):
         torch.manual_seed(seed_hash("step", self.spec.seed, step) + self.group.rank)  # for layers such as dropout
         self.network.train()
         images = batch.images.to(self.device, memory_format=torch.channels_last)
-        logits, factor = self._distributed(images) if self._distributed else (logits_of(self.network(images)), 1.0)
-        own = F.cross_entropy(logits, batch.labels.to(self.device)) * factor
-        self.optimizer.step(own)
-        loss = self.group.sum(own).item() / self.group.size
+        rows = int(self.group.sum(torch.tensor(len(images), device=self.device)))
+        own = F.cross_entropy(logits_of(self.network(images)), batch.labels.to(self.device)) * (len(images) / rows)
+        own.backward()  # type: ignore[no-untyped-call]
+        self.group.sum_gradients(self.network)
+        self.optimizer.apply()
+        loss = self.group.sum(own.detach()).item()
         if not math.isfinite(loss):
             raise SettingError(f"lr={self.spec.lr}: the loss is {loss} at step {step}; lower the learning rate")
         return loss
