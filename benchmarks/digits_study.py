@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 import dpl
-from dpl.backbones.debug import DebugTransformer
 from dpl.core.errors import DplError
 from dpl.demo.digits import DigitNetwork, load_source_network, mnist, train_source_network, uci_digits
 from dpl.runs.online import evaluate
@@ -63,6 +63,46 @@ class InColour(nn.Module):
         return logits
 
 
+class SmallViT(nn.Module):
+    """Two transformer blocks over a class token and 4 x 4 patches of 8 pixels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.num_prefix_tokens = 1  # timm's word for tokens that are no patches
+        self.patch_embed = nn.Conv2d(3, width, 8, stride=8)
+        self.cls_token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
+        self.pos_embed = nn.Parameter(torch.randn(1, 17, width) * 0.02)
+        self.blocks = nn.Sequential(Block(width), Block(width))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, C]."""
+        patches = self.patch_embed(images).flatten(2).transpose(1, 2)  # [B, 16, width]
+        tokens = torch.cat([self.cls_token.expand(len(images), -1, -1), patches], dim=1) + self.pos_embed
+        logits: Tensor = self.head(self.norm(self.blocks(tokens))[:, 0])
+        return logits
+
+
+class Block(nn.Module):
+    """Attention with four heads, then a hidden layer, each added to its normalised input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix = nn.ModuleDict({"qkv": nn.Linear(width, 3 * width), "proj": nn.Linear(width, width)})
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the tokens of the next block."""
+        split = self.mix["qkv"](self.norm1(tokens)).unflatten(-1, (3, 4, -1))  # [B, T, 3, heads, width / heads]
+        mixed = scaled_dot_product_attention(*split.permute(2, 0, 3, 1, 4)).transpose(1, 2).flatten(2)
+        tokens = tokens + self.mix["proj"](mixed)
+        result: Tensor = tokens + self.mlp(self.norm2(tokens))
+        return result
+
+
 def with_group_norm() -> nn.Module:
     """Return the network of the demo with GroupNorm in place of BatchNorm."""
     network = DigitNetwork()
@@ -74,7 +114,7 @@ def with_group_norm() -> nn.Module:
 
 UNTRAINED: dict[str, Callable[[], nn.Module]] = {
     "digits GroupNorm": with_group_norm,
-    "digits ViT": lambda: InColour(DebugTransformer(10, class_token=True, width=64)),
+    "digits ViT": lambda: InColour(SmallViT(64)),
 }
 
 

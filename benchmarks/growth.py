@@ -75,7 +75,7 @@ def subject(images: int = 32, size: int = 32, classes: int = 10) -> tuple[nn.Mod
     """Return random images and a CIFAR ResNet-20 that tells them apart: a loss over one class would cost nothing."""
     torch.manual_seed(0)
     batch = torch.rand(images, 3, size, size)
-    return tell_apart(CifarResNet(20, classes).eval(), batch), batch
+    return tell_apart(CifarResNet(3, classes).eval(), batch), batch
 
 
 def over(values: list[int], make: Callable[[int], tuple[nn.Module, Tensor]]) -> Points:

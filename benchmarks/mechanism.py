@@ -136,8 +136,8 @@ def style_distance(unit: Unit, context: BenchContext) -> Values:
 def supervised(loss: str, seed: int, data: Path) -> Values:
     """Train with true labels."""
     with TemporaryDirectory() as out:
-        result = train_supervised(SupervisedSpec(loss=loss, seed=seed, **SUPERVISED), data=data, out=out)  # type: ignore[arg-type]
-    return {"accuracy": result.accuracy, "cosine accuracy": result.cosine_accuracy}
+        *_, last = train_supervised(SupervisedSpec(loss=loss, seed=seed, **SUPERVISED), data=data, out=out)  # type: ignore[arg-type]
+    return {"accuracy": last["accuracy"], "cosine accuracy": last["cosine_accuracy"]}
 
 
 def jobs(args: argparse.Namespace) -> Iterator[Job]:

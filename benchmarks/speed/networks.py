@@ -74,4 +74,4 @@ def confident(net: nn.Module, images: Tensor, share: float) -> float:
 def _cifar() -> nn.Module:
     from dpl.backbones.cifar import CifarResNet
 
-    return CifarResNet(20, CLASSES)
+    return CifarResNet(3, CLASSES)

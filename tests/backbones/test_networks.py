@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dpl.backbones import OWN, Normalized, create, load_weights
-from dpl.core.errors import SettingError
 
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
 DOCS = Path(__file__).parents[2] / "docs" / "networks.md"
+ROWS = {line.split("`")[1]: line.split(" | ") for line in DOCS.read_text().splitlines() if line.startswith("| `")}
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -21,7 +21,8 @@ def test_counts_shapes_and_round_trip(name, tmp_path):
     record = OWN[name]
     torch.manual_seed(0)
     network = create(name)
-    assert sum(p.numel() for p in network.parameters()) == record.parameters
+    parameters, features = (int(ROWS[name][column].replace(",", "")) for column in (1, 2))
+    assert sum(p.numel() for p in network.parameters()) == parameters
     assert isinstance(network, Normalized) == (record.normalise != "none")
     images = torch.rand(2, 3, record.input_size, record.input_size)
     with torch.no_grad():
@@ -29,7 +30,7 @@ def test_counts_shapes_and_round_trip(name, tmp_path):
     assert logits.shape == (2, record.classes)
     assert logits.isfinite().all()
     classifier = [m for m in network.modules() if isinstance(m, nn.Linear)][-1]
-    assert (classifier.in_features, classifier.out_features) == (record.features, record.classes)
+    assert (classifier.in_features, classifier.out_features) == (features, record.classes)
 
     path = tmp_path / "weights.safetensors"
     save_file(network.state_dict(), path)
@@ -43,9 +44,7 @@ def test_counts_shapes_and_round_trip(name, tmp_path):
         assert torch.equal(again(images), logits)
 
 
-@pytest.mark.parametrize(
-    "name", ["wrn28_1", "cifar_resnet20", "cifar100_resnet32", "debug_vit", "debug_mixer", "debug_gn"]
-)
+@pytest.mark.parametrize("name", ["wrn28_1", "cifar_resnet20", "cifar100_resnet32", "debug_gn"])
 def test_every_parameter_gets_a_gradient(name):
     torch.manual_seed(0)
     network = create(name, num_classes=7).train()
@@ -58,23 +57,17 @@ def test_published_sizes():
     """He et al. (2016), Table 6, and Zagoruyko and Komodakis (2016) give these in millions."""
     published = {20: 0.27, 32: 0.46, 44: 0.66, 56: 0.85, 110: 1.7}
     for depth, millions in published.items():
-        assert OWN[f"cifar_resnet{depth}"].parameters / 1e6 == pytest.approx(millions, abs=0.03)
-    assert round(OWN["wrn28_10"].parameters / 1e6, 1) == 36.5
-
-
-def test_depths_that_do_not_exist_are_refused():
-    from dpl.backbones.cifar import CifarResNet, WideResNet
-
-    with pytest.raises(SettingError, match="depth=21"):
-        CifarResNet(21, 10)
-    with pytest.raises(SettingError, match="depth=29"):
-        WideResNet(29, 1, 10)
+        parameters = sum(p.numel() for p in create(f"cifar_resnet{depth}").parameters())
+        assert parameters / 1e6 == pytest.approx(millions, abs=0.03)
+    with torch.device("meta"):
+        wide = create("wrn28_10")
+    assert round(sum(p.numel() for p in wide.parameters()) / 1e6, 1) == 36.5
 
 
 def test_option_a_shortcut_keeps_every_second_pixel_between_zero_channels():
     from dpl.backbones.cifar import CifarResNet
 
-    block = CifarResNet(20, 10).layer2[0]
+    block = CifarResNet(3, 10).layer2[0]
     nn.init.zeros_(block.bn2.weight)  # leaves the shortcut alone
     x = torch.rand(1, 16, 8, 8)
     out = block.eval()(x)
@@ -94,13 +87,9 @@ def test_weight_normed_classifier_can_be_copied_after_a_forward_pass():
 
 
 def test_the_page_lists_every_network_as_its_record_says():
-    rows = {line.split("`")[1]: line for line in DOCS.read_text().splitlines() if line.startswith("| `")}
     for name, record in OWN.items():
-        row = rows[name]
-        assert f"| {record.parameters:,} | {record.features} | {record.input_size} |" in row
-        assert record.checkpoints in row
-    accuracies = {name: record.accuracy for name, record in OWN.items() if record.accuracy is not None}
-    assert all(f"{accuracy:g}" in rows[name] for name, accuracy in accuracies.items())
+        assert int(ROWS[name][3]) == record.input_size
+        assert record.checkpoints in ROWS[name][-1]
 
 
 def test_loading_into_the_wrapper_or_the_inner_network_is_the_same(tmp_path):

@@ -1,15 +1,11 @@
-"""Tensors find their place by name or by position, or the message says why not and what to do."""
-
-from importlib.util import find_spec
+"""Tensors find their place by name, or the message says why not and what to do."""
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from dpl.backbones import create, load_weights
 from dpl.core.errors import DataError
-from dpl.core.extras import optional
 
 
 def twin(network):
@@ -116,47 +112,3 @@ def test_other_dtypes_are_converted(small, saved):
     load_weights(target, saved(state))
     assert target[0].weight.dtype == torch.float32
     torch.testing.assert_close(target[0].weight, small[0].weight, atol=1e-3, rtol=1e-3)
-
-
-def test_by_position_takes_the_order_when_names_differ(small, saved):
-    state = {f"_layer{i}.{key.rpartition('.')[2]}": value for i, (key, value) in enumerate(small.state_dict().items())}
-    path = saved(state)
-    target = twin(small)
-    with pytest.raises(DataError, match="by_position=True"):
-        load_weights(target, path)
-    load_weights(target, path, by_position=True)
-    assert same(target, small)
-
-
-def test_by_position_refuses_another_order(small, saved):
-    state = list(small.state_dict().items())
-    shuffled = dict([*state[1:], state[0]])
-    with pytest.raises(DataError, match="do not agree"):
-        load_weights(small, saved(shuffled), by_position=True)
-    kinds_swapped = {("x." + k).replace("weight", "bias"): v for k, v in state}
-    with pytest.raises(DataError, match="do not agree"):
-        load_weights(small, saved(kinds_swapped), by_position=True)
-
-
-def test_by_position_refuses_files_without_an_order(small, tmp_path):
-    path = tmp_path / "w.safetensors"
-    save_file(small.state_dict(), path)
-    with pytest.raises(DataError, match="keeps no order"):
-        load_weights(small, path, by_position=True)
-
-
-def test_efficientnet_lite0_of_another_port_loads_by_position(saved):
-    """Its names begin with an underscore (_conv_stem, _bn0, _blocks.N ...); 296 tensors, in timm's order."""
-    if find_spec("timm") is None:
-        pytest.skip("timm is not installed")
-    reference = optional("timm", "bench").create_model("tf_efficientnet_lite0")
-    state = {"_" + key.replace(".", "_", key.count(".") - 1): v for key, v in reference.state_dict().items()}
-    assert len(state) == 296
-    network = create("tf_efficientnet_lite0")
-    path = saved(state)
-    with pytest.raises(DataError, match="by_position=True"):
-        load_weights(network, path)
-    assert load_weights(network, path, by_position=True).loaded == 296
-    images = torch.rand(1, 3, 64, 64)
-    with torch.no_grad():
-        assert torch.equal(network.network(images), reference.eval()(images))

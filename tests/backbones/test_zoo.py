@@ -114,9 +114,9 @@ def test_torchvision_weights_with_another_head_are_refused():
 
 def test_weights_are_loaded_strictly(saved):
     torch.manual_seed(0)
-    source = create("debug_vit")
+    source = create("cifar_resnet20")
     images = torch.rand(2, 3, 32, 32)
     path = saved(source.state_dict())
-    assert torch.equal(create("debug_vit", weights=path)(images), source(images))
+    assert torch.equal(create("cifar_resnet20", weights=path)(images), source(images))
     with pytest.raises(DataError, match="does not fit"):
-        create("debug_mixer", weights=path)
+        create("cifar_resnet32", weights=path)

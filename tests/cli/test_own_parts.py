@@ -17,7 +17,7 @@ from dpl.core.extras import import_object
 
 CLASSES = ("circle", "square", "triangle")
 NETWORK = """
-from dpl.backbones.debug import DebugCNN
+from dpl.backbones.cifar import DebugCNN
 def build(num_classes=3):
     return DebugCNN(num_classes)
 seven = 7

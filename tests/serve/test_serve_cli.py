@@ -15,8 +15,7 @@ from dpl.training import TrainSpec, train
 
 
 @pytest.mark.filterwarnings("ignore::dpl.data.DataWarning")
-def test_a_training_run_is_served_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpl.training.loop.draw_curves", lambda *_: False)
+def test_a_training_run_is_served_as_it_is(tmp_path: Path) -> None:
     data = make_pacs(tmp_path / "data", per_class=4)
     spec = TrainSpec(dataset="PACS", target="sketch", network="debug_cnn", size=40, steps=2, per_domain=2, eval_every=1)
     train(spec, data=data, out=tmp_path / "run")

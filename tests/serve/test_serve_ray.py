@@ -29,7 +29,7 @@ EVERY = 3
 GUARD = {"limit": 1e9}  # it never freezes, so that every batch is one adapted to
 HANGING = """
 import time
-from dpl.backbones.debug import DebugCNN
+from dpl.backbones.cifar import DebugCNN
 
 class Hanging(DebugCNN):
     def __init__(self, num_classes=10):

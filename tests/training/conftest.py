@@ -21,19 +21,6 @@ def _one_thread():
 
 
 @pytest.fixture
-def with_curves():
-    """Let a test have the picture drawn."""
-    pytest.importorskip("matplotlib")
-
-
-@pytest.fixture(autouse=True)
-def _without_curves(request, monkeypatch):
-    """Leave out the picture, which takes as long as all the rest of a quick run."""
-    if "with_curves" not in request.fixturenames:
-        monkeypatch.setattr("dpl.training.loop.draw_curves", lambda *_: False)
-
-
-@pytest.fixture
 def spec():
     """Return a function that makes the settings of a quick run."""
 

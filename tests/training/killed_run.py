@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 from dpl.training import TrainSpec, train
-from dpl.training import loop as loop_module
+from dpl.training.run import RunFolder
 
 SPEC = TrainSpec(
     dataset="PACS", target="sketch", network="debug_cnn", size=32, steps=7, lr=1e-2, per_domain=8, eval_every=3
@@ -56,13 +56,13 @@ def die_between_renames():
 def train_until(moment, data, out):
     on_step = None
     if moment == "after_step_4":
-        on_step = lambda report: die() if report.step == 4 else None  # noqa: E731
+        on_step = lambda step, *_: die() if step == 4 else None  # noqa: E731
     elif moment == "writing_best":
         die_when_best_is_renamed()
     elif moment == "between_renames":
         die_between_renames()
     elif moment == "before_result":
-        loop_module._finish = die
+        RunFolder.finish = die
     warnings.simplefilter("ignore")
     train(SPEC, data=data, out=out, on_step=on_step)
 

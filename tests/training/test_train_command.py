@@ -43,7 +43,6 @@ def test_json(pacs, tmp_path, capsys):
         (["--target", "sketch", "--network", "debug_cn"], "Did you mean 'debug_cnn'"),
         (["--target", "sketch", "--weights", "nowhere.pth"], "nowhere.pth: cannot be read"),
         (["--target", "sketch", "--steps", "0"], "steps=0: expected a whole number"),
-        (["--target", "sketch", "--save-every", "0"], "save_every must be"),
         (["--target", "sketch", "--workers", "-1"], "workers=-1"),
     ],
 )
@@ -62,7 +61,7 @@ def test_target_and_source_exclude_each_other(pacs, tmp_path, capsys):
 
 def test_the_command_killed_from_outside_goes_on(pacs, tmp_path):
     """Killed whenever it happens to be: the same command again ends with the bits of a run that was left alone."""
-    steps = ["--target", "sketch", "--steps", "80", "--eval-every", "40", "--save-every", "3", "--max-val", "2"]
+    steps = ["--target", "sketch", "--steps", "80", "--eval-every", "40", "--max-val", "2"]
     words = command(pacs, tmp_path / "killed", *steps)
     script = [sys.executable, "-W", "ignore", "-c", "import sys; from dpl.cli import main; main(sys.argv[1:])"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Networks for 32-pixel images: CIFAR ResNets (He et al., 2016), Wide ResNet and ResNeXt-29.
+"""Networks for 32-pixel images: CIFAR ResNets (He et al., 2016), Wide ResNet, ResNeXt-29, and a tiny one.
 
 Each is a sequence of named layers. Layers without parameters do not appear in a state dict, so its names are those of
 published checkpoints.
@@ -12,10 +12,9 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpl.core.errors import SettingError
-
 __all__ = [
-    "CifarResNet", "MeanPool", "ResNeXt29", "ResidualBlock", "WideResNet", "WideStemResNet", "conv1x1", "conv3x3",
+    "CifarResNet", "DebugCNN", "MeanPool", "ResNeXt29", "ResidualBlock", "WideResNet", "WideStemResNet", "conv1x1",
+    "conv3x3",
 ]  # fmt: skip
 
 _Block = Callable[[int, int, int], nn.Module]  # from input channels, output channels and stride
@@ -136,19 +135,21 @@ def _stages(name: str, block: _Block, blocks: int, channels: Sequence[int]) -> d
     }
 
 
-def _blocks_per_stage(depth: int, other_layers: int, expected: str) -> int:
-    """Return how many blocks of two convolutions each of the three stages of a network has."""
-    blocks, remainder = divmod(depth - other_layers, 6)
-    if remainder or blocks < 1:
-        raise SettingError(f"depth={depth}: expected the depth of a {expected} ... (6 n + {other_layers}).")
-    return blocks
+class DebugCNN(nn.Sequential):
+    """Three convolution stages of 8, 16 and 32 channels with a norm layer each; 32 features. For tests and dry runs."""
+
+    def __init__(self, num_classes: int, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
+        layers: dict[str, nn.Module] = {
+            f"layer{i}": nn.Sequential(conv3x3(inputs, outputs, stride), norm(outputs), nn.ReLU())
+            for i, (inputs, outputs, stride) in enumerate(((3, 8, 1), (8, 16, 2), (16, 32, 2)), 1)
+        }
+        super().__init__(OrderedDict(layers, pool=MeanPool(), fc=nn.Linear(32, num_classes)))
 
 
 class CifarResNet(_StagedNetwork):
-    """ResNet-`depth`: a 3x3 stem of 16 channels, three stages of (depth - 2) / 6 blocks, 64 features."""
+    """ResNet of 6 `blocks` + 2 layers: a 3x3 stem of 16 channels, three stages of so many blocks, 64 features."""
 
-    def __init__(self, depth: int, num_classes: int) -> None:
-        blocks = _blocks_per_stage(depth, 2, "CIFAR ResNet, 8, 14, 20, 26, 32")
+    def __init__(self, blocks: int, num_classes: int) -> None:
         stem = {"conv1": conv3x3(3, 16), "bn1": nn.BatchNorm2d(16), "relu": nn.ReLU()}
         stages = _stages("layer", partial(ResidualBlock, shortcut=_PaddedShortcut), blocks, (16, 16, 32, 64))
         super().__init__(**stem, **stages, pool=MeanPool(), linear=nn.Linear(64, num_classes))
@@ -166,16 +167,15 @@ class WideStemResNet(_StagedNetwork):
 
 
 class WideResNet(_StagedNetwork):
-    """Pre-activation WRN-`depth`-`width` (Zagoruyko and Komodakis, 2016).
+    """Pre-activation WRN-28-`width` (Zagoruyko and Komodakis, 2016).
 
-    It has three stages of (depth - 4) / 6 blocks with 16, 32 and 64 times `width` channels. Parameter names are those
-    of published checkpoints: `block1..3.layer.N` and `fc` (RobustBench); `stage` and `head` name others.
+    It has three stages of four blocks with 16, 32 and 64 times `width` channels. Parameter names are those of published
+    checkpoints: `block1..3.layer.N` and `fc` (RobustBench); `stage` and `head` name others.
     """
 
-    def __init__(self, depth: int, width: int, num_classes: int, *, stage: str = "block", head: str = "fc") -> None:
-        blocks = _blocks_per_stage(depth, 4, "Wide ResNet, 10, 16, 22, 28")
+    def __init__(self, width: int, num_classes: int, *, stage: str = "block", head: str = "fc") -> None:
         layers: dict[str, nn.Module] = {"conv1": conv3x3(3, 16)}
-        for name, stages in _stages(stage, _WideBlock, blocks, (16, 16 * width, 32 * width, 64 * width)).items():
+        for name, stages in _stages(stage, _WideBlock, 4, (16, 16 * width, 32 * width, 64 * width)).items():
             layers[name] = nn.Sequential(OrderedDict(layer=stages))
         layers |= {"bn1": nn.BatchNorm2d(64 * width), "relu": nn.ReLU(), "pool": MeanPool()}
         super().__init__(**layers, **{head: nn.Linear(64 * width, num_classes)})

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -46,19 +47,12 @@ def with_normalisation(network: nn.Module, normalise: Normalise) -> nn.Module:
     """Return `network` behind its normalisation layer, or itself if `normalise` is "none"."""
     if normalise == "none":
         return network
-    if isinstance(normalise, str) and normalise not in PRESETS:
-        raise SettingError(
-            f"normalise={normalise!r} is unknown; expected one of {', '.join(sorted(PRESETS))}, none, "
-            "or a pair (mean, std) with one value per channel."
-        )
-    pair = PRESETS[normalise] if isinstance(normalise, str) else normalise
-    try:
-        mean, std = (tuple(float(value) for value in values) for values in pair)
-    except (TypeError, ValueError) as error:
-        raise SettingError(f"normalise={pair!r}: expected (mean, std), one value per channel.") from error
-    finite = all(math.isfinite(value) for value in (*mean, *std))
-    if len(mean) != len(std) or not mean or not finite or min(std) <= 0:
-        raise SettingError(
-            f"normalise={pair!r}: mean and std need the same number of channels, finite values, and std above 0."
-        )
-    return Normalized(network, mean, std)
+    pair = PRESETS.get(normalise, ()) if isinstance(normalise, str) else normalise
+    with suppress(TypeError, ValueError):
+        mean, std = ([float(value) for value in values] for values in pair)
+        if len(mean) == len(std) and min(std) > 0 and all(map(math.isfinite, (*mean, *std))):
+            return Normalized(network, mean, std)
+    raise SettingError(
+        f"normalise={normalise!r}: expected one of {', '.join(sorted(PRESETS))}, none, or a pair (mean, std) with one "
+        "finite value per channel, std above 0."
+    )

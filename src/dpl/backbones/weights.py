@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -18,11 +18,10 @@ from dpl.backbones.normalise import bare
 from dpl.backbones.pretrained import is_pretrained_folder
 from dpl.core.errors import DataError
 
-__all__ = ["Checkpoint", "LoadReport", "load_weights", "read_checkpoint"]
+__all__ = ["LoadReport", "load_weights", "read_checkpoint"]
 
 _ACCEPTED = "accepted are .safetensors, and .pth, .pt, .th, .tar or .bin files of torch.save that hold tensors only"
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")
-_LARGEST_HEADER = 100_000_000  # the safetensors format's own limit
 _PREFIXES = ("module.", "model.", "network.")
 # PyTorch spells weight norm in two ways, by hooks and by parametrizations; a file may have the other one.
 _SPELLINGS = {
@@ -31,13 +30,6 @@ _SPELLINGS = {
 }
 _WEIGHT_NORM = [*_SPELLINGS.items(), *((new, old) for old, new in _SPELLINGS.items())]
 _Tensors = Mapping[str, Tensor]
-
-
-class Checkpoint(NamedTuple):
-    """The named tensors of a file, and whether their order is that of the network which was saved."""
-
-    tensors: dict[str, Tensor]
-    ordered: bool
 
 
 @dataclass(frozen=True)
@@ -53,18 +45,16 @@ class LoadReport:
     """In both, with different shapes."""
 
 
-def load_weights(network: nn.Module, path: str | Path, *, strict: bool = True, by_position: bool = False) -> LoadReport:
+def load_weights(network: nn.Module, path: str | Path, *, strict: bool = True) -> LoadReport:
     """Load the tensors of a checkpoint file into `network`.
 
     Names are matched without the prefixes of wrappers (`module.`, `model.`, `network.`). With `strict`, the file must
     contain every tensor of the network in its shape, and no other. Otherwise the fitting tensors are loaded and the
-    report names the rest, such as a head for other classes. `by_position` ignores the names: the n-th tensor of the
-    file is loaded into the n-th of the network, if all shapes and kinds (weight, bias, running_mean ...) agree.
+    report names the rest, such as a head for other classes.
     """
     target = bare(network)
     expected = {name: value for name, value in target.state_dict().items() if isinstance(value, Tensor)}
-    file = read_checkpoint(path)
-    found = _by_position(file, expected, path) if by_position else _by_name(file.tensors, expected, path)
+    found = _by_name(read_checkpoint(path), expected, path)
     fitting = {n: t for n, t in found.items() if n in expected and t.shape == expected[n].shape}
     report = LoadReport(
         loaded=len(fitting),
@@ -74,7 +64,7 @@ def load_weights(network: nn.Module, path: str | Path, *, strict: bool = True, b
         mismatched=tuple(n for n in found if n in expected and n not in fitting),
     )
     if not fitting or (strict and (report.missing or report.unexpected or report.mismatched)):
-        raise DataError(_misfit(report, file, found, expected, path))
+        raise DataError(_misfit(report, found, expected, path))
     cast = {name: tensor.to(expected[name].dtype) for name, tensor in fitting.items()}
     for name, tensor in cast.items():
         if not tensor.isfinite().all():
@@ -97,22 +87,7 @@ def _by_name(tensors: _Tensors, expected: _Tensors, path: str | Path) -> dict[st
     return found
 
 
-def _by_position(file: Checkpoint, expected: _Tensors, path: str | Path) -> dict[str, Tensor]:
-    if not file.ordered:
-        raise DataError(f"by_position: {path} is a safetensors file, which keeps no order; load it by name.")
-    if _kinds(file.tensors) != _kinds(expected):
-        raise DataError(
-            f"by_position: {path} has {len(file.tensors)} tensors, the network {len(expected)}, and they do not "
-            "agree in shape and kind one by one; load it by name, into the architecture it was saved from."
-        )
-    return dict(zip(expected, file.tensors.values(), strict=True))
-
-
-def _kinds(tensors: _Tensors) -> list[tuple[str, torch.Size]]:
-    return [(name.rpartition(".")[2], tensor.shape) for name, tensor in tensors.items()]
-
-
-def _misfit(report: LoadReport, file: Checkpoint, found: _Tensors, expected: _Tensors, path: str | Path) -> str:
+def _misfit(report: LoadReport, found: _Tensors, expected: _Tensors, path: str | Path) -> str:
     """Return what does not fit, and what to do."""
     shapes = [f"{n} {list(found[n].shape)} (network: {list(expected[n].shape)})" for n in report.mismatched]
     differences = {"missing": report.missing, "not in the network": report.unexpected, "of another shape": shapes}
@@ -127,8 +102,6 @@ def _misfit(report: LoadReport, file: Checkpoint, found: _Tensors, expected: _Te
         advice = _name_it(folder)
     elif len(heads) == 1 and not (report.missing or report.unexpected):
         advice = f"The head differs: use num_classes={heads.pop()[0]}, or strict=False to keep the network's own head."
-    elif file.ordered and _kinds(file.tensors) == _kinds(expected):
-        advice = "Names differ, but shapes agree in order: by_position=True loads it."
     elif report.loaded >= 0.8 * len(expected):
         advice = "Most of it fits: strict=False loads that part and reports the rest."
     else:
@@ -140,7 +113,7 @@ def _name_it(folder: Path) -> str:
     return f"{folder} is a model of transformers, network and weights in one: give --model {folder} without --weights."
 
 
-def read_checkpoint(path: str | Path) -> Checkpoint:
+def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """Return the tensors of a weight file; raise DataError, naming the file, for anything else."""
     path = Path(path)
     if is_pretrained_folder(path):
@@ -150,7 +123,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         raise DataError(f"weights: {path} {kind}; give the path of a checkpoint ({_ACCEPTED}).")
     with path.open("rb") as file:
         head = file.read(512)
-    safe = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LARGEST_HEADER
+    safe = head[8:9] == b"{"  # after the length of the header of a safetensors file
     if not safe and not head.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive, or a pickle of old torch.save
         raise DataError(f"{path} is {_describe(head)}; {_ACCEPTED}.")
     try:
@@ -161,7 +134,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             raise DataError(f"{path}: {name} is sparse, quantized or without values; expected plain tensors.")
-    return Checkpoint(tensors, ordered=not safe)
+    return tensors
 
 
 def _describe(head: bytes) -> str:

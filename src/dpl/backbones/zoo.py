@@ -1,6 +1,6 @@
 """Networks by name: built in, of timm, `torchvision/<name>`, `package.module:build`, an entry point, or a folder.
 
-`OWN` has the built-in ones: size, features, normalisation, and the origin of their weights.
+`OWN` has the built-in ones, with their normalisation and the origin of their weights.
 """
 
 from collections import OrderedDict
@@ -15,8 +15,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from dpl.backbones.cifar import CifarResNet, ResNeXt29, WideResNet, WideStemResNet
-from dpl.backbones.debug import DebugCNN, DebugTransformer
+from dpl.backbones.cifar import CifarResNet, DebugCNN, ResNeXt29, WideResNet, WideStemResNet
 from dpl.backbones.normalise import Normalise, with_normalisation
 from dpl.backbones.pretrained import build_pretrained, holds_weights, is_pretrained_folder
 from dpl.backbones.weights import load_weights
@@ -35,22 +34,17 @@ _CIFAR100 = ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """A built-in network; the counts are for its default number of classes."""
+    """A built-in network."""
 
-    name: str
     build: Callable[[int], nn.Module]
     """Builds the network, without normalisation, for a number of classes."""
     classes: int
-    parameters: int
-    features: int
-    """Length of the input vector of the linear classifier."""
+    """Number of classes by default."""
     input_size: int
     """Side of the images, in pixels, that its checkpoints were trained with."""
     normalise: Normalise
     checkpoints: str = ""
     """Source of weight files with these parameter names; empty if there are none."""
-    accuracy: float | None = None
-    """Clean test accuracy of such a file in percent, if known."""
 
 
 def _bottleneck_resnet50(num_classes: int) -> nn.Module:
@@ -61,31 +55,24 @@ def _bottleneck_resnet50(num_classes: int) -> nn.Module:
     return nn.Sequential(OrderedDict(encoder=encoder, fc=weight_norm(nn.Linear(256, num_classes), dim=0)))
 
 
-_CIFAR_RESNETS = {20: (269_722, 91.73), 32: (464_154, 92.63), 44: (658_586, 93.10), 56: (853_018, 93.39),
-                  110: (1_727_962, 93.68)}  # fmt: skip  # depth: parameters, accuracy
-
-_NETWORKS = (
-    NetworkRecord("wrn28_10", partial(WideResNet, 28, 10), 10, 36_479_194, 640, 32, "none",
-                  "RobustBench, CIFAR-10 corruptions, Standard.pt", 94.78),
-    NetworkRecord("wrn28_1", partial(WideResNet, 28, 1, stage="layer", head="linear"), 10, 369_498, 64, 32,
-            _CIFAR_SMALL_STD, "files with the names layer1..3.layer.N and linear", 92.9),
-    NetworkRecord("resnext29", ResNeXt29, 100, 6_900_132, 1024, 32, _HALF,
-                  "RobustBench, CIFAR-100 corruptions, Hendrycks2020AugMix_ResNeXt.pt", 78.90),
-    *(NetworkRecord(f"cifar_resnet{depth}", partial(CifarResNet, depth), 10, parameters, 64, 32, "imagenet",
-                    f"akamaster/pytorch_resnet_cifar10, resnet{depth}.th", accuracy)
-      for depth, (parameters, accuracy) in _CIFAR_RESNETS.items()),
-    NetworkRecord("cifar100_resnet32", WideStemResNet, 100, 501_316, 256, 32, _CIFAR100,
-            "files with a stem of 64 channels and 256 features", 71.9),
-    NetworkRecord("domainnet126_resnet50", _bottleneck_resnet50, 126, 24_065_596, 256, 224, "imagenet",
-            "AdaContrast (Chen et al., 2022), best_<domain>_<seed>.pth.tar"),
-    NetworkRecord("debug_cnn", DebugCNN, 10, 6_418, 32, 32, "none"),
-    NetworkRecord("debug_gn", partial(DebugCNN, norm=partial(nn.GroupNorm, 4)), 10, 6_418, 32, 32, "none"),
-    NetworkRecord("debug_vit", partial(DebugTransformer, class_token=True), 10, 24_234, 32, 32, "none"),
-    NetworkRecord("debug_mixer", partial(DebugTransformer, class_token=False), 10, 17_354, 32, 32, "none"),
-)  # fmt: skip
-
-OWN: dict[str, NetworkRecord] = {network.name: network for network in _NETWORKS}
-"""The built-in networks by name."""
+OWN: dict[str, NetworkRecord] = {
+    "wrn28_10": NetworkRecord(partial(WideResNet, 10), 10, 32, "none",
+                              "RobustBench, CIFAR-10 corruptions, Standard.pt"),
+    "wrn28_1": NetworkRecord(partial(WideResNet, 1, stage="layer", head="linear"), 10, 32, _CIFAR_SMALL_STD,
+                             "files with the names layer1..3.layer.N and linear"),
+    "resnext29": NetworkRecord(ResNeXt29, 100, 32, _HALF,
+                               "RobustBench, CIFAR-100 corruptions, Hendrycks2020AugMix_ResNeXt.pt"),
+    **{f"cifar_resnet{depth}": NetworkRecord(partial(CifarResNet, (depth - 2) // 6), 10, 32, "imagenet",
+                                             f"akamaster/pytorch_resnet_cifar10, resnet{depth}.th")
+       for depth in (20, 32, 44, 56, 110)},
+    "cifar100_resnet32": NetworkRecord(WideStemResNet, 100, 32, _CIFAR100,
+                                       "files with a stem of 64 channels and 256 features"),
+    "domainnet126_resnet50": NetworkRecord(_bottleneck_resnet50, 126, 224, "imagenet",
+                                           "AdaContrast (Chen et al., 2022), best_<domain>_<seed>.pth.tar"),
+    "debug_cnn": NetworkRecord(DebugCNN, 10, 32, "none"),
+    "debug_gn": NetworkRecord(partial(DebugCNN, norm=partial(nn.GroupNorm, 4)), 10, 32, "none"),
+}  # fmt: skip
+"""The built-in networks by name; docs/networks.md has their sizes and accuracies."""
 
 
 def create(

@@ -143,7 +143,7 @@ def _source_network(args: argparse.Namespace, record: dict[str, Any]) -> tuple[n
 def _head_size(name: str, weights: Path) -> int | None:
     """Return the number of classes of a weight file; None if it cannot be found."""
     head = find_classifier(create(name)).removeprefix("network.")
-    sizes = {len(value) for key, value in read_checkpoint(weights).tensors.items() if key.endswith(f"{head}.weight")}
+    sizes = {len(value) for key, value in read_checkpoint(weights).items() if key.endswith(f"{head}.weight")}
     return sizes.pop() if len(sizes) == 1 else None
 
 

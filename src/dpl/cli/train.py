@@ -6,7 +6,7 @@ import os
 
 from dpl.cli.console import print_json, print_table, progress
 from dpl.core.settings import describe
-from dpl.training import StepReport, TrainSpec, train
+from dpl.training import TrainSpec, train
 
 __all__ = ["add_arguments", "run"]
 
@@ -26,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             domain.add_argument(f"--{name}", metavar="DOMAIN", help=meaning)
         elif name != "dataset":
             add(f"--{name.replace('_', '-')}", type=kind, default=default, metavar=metavar, help=shown)
-    add("--save-every", type=int, metavar="N", help="steps between saves (default: as --eval-every)")
     add("--workers", type=int, default=2, metavar="N", help="threads that read images (default: %(default)s)")
-    add("--cache", metavar="DIR", help="folder for decoded images; all must have one size")
     add("--device", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
 
 
@@ -38,13 +36,11 @@ def run(args: argparse.Namespace) -> None:
     silent = int(os.environ.get("RANK", "0")) > 0  # of several processes that torchrun started only the first prints
     with progress("training", spec.steps, quiet=args.json or silent) as advance:
 
-        def on_step(report: StepReport) -> None:
-            validated = "" if report.mean is None else f", validation {report.mean:.1f} %"
-            advance(report.step + 1, f"loss {report.loss:.3f}{validated}")  # a resumed run starts ahead
+        def on_step(step: int, loss: float, mean: float) -> None:
+            advance(step + 1, f"loss {loss:.3f}, validation {mean:.1f} %")  # a resumed run starts ahead
 
         result = train(
-            spec, data=args.data, out=args.out, on_step=on_step, workers=args.workers, cache=args.cache,
-            save_every=args.save_every, device=args.device,
+            spec, data=args.data, out=args.out, on_step=on_step, workers=args.workers, device=args.device
         )  # fmt: skip
     if args.json and not silent:
         print_json(dataclasses.asdict(result) | {"weights": str(result.weights)})

@@ -17,7 +17,7 @@ from dpl.reproduce.compare import column_group, compare, oracle
 from dpl.reproduce.document import Document, Item, differences, write
 from dpl.reproduce.paper import Row, Table
 from dpl.reproduce.plan import Request, Result, problem, run_experiment
-from dpl.training.supervised import LOSSES, EpochReport, SupervisedSpec, train_supervised
+from dpl.training.supervised import LOSSES, SupervisedSpec, train_supervised
 
 __all__ = ["find_target", "make_document"]
 
@@ -131,10 +131,10 @@ def _folder(spec: SupervisedSpec, request: Request) -> Path:
 
 
 def _train(spec: SupervisedSpec, request: Request) -> None:
-    def tell(report: EpochReport) -> None:
+    def tell(entry: dict[str, Any]) -> None:
         request.say(
-            f"{_title(spec)}: epoch {report.epoch + 1}/{spec.epochs}, loss {report.loss:.3f}, "
-            f"test accuracy {report.accuracy:.1f} %, {report.seconds:.0f} s"
+            f"{_title(spec)}: epoch {entry['epoch'] + 1}/{spec.epochs}, loss {entry['loss']:.3f}, "
+            f"test accuracy {entry['accuracy']:.1f} %, {entry['seconds']:.0f} s"
         )
 
     train_supervised(spec, data=request.data, out=_folder(spec, request), on_epoch=tell)
@@ -154,14 +154,14 @@ def _supervised_document(runs: dict[SupervisedSpec, dict[str, Any]], missing: li
     table, first = paper.load("supervised"), next(iter(runs))
     rows, protocol, settings = [], [], []
     for spec, record in runs.items():
-        result, own = record["result"], dataclasses.asdict(spec)
+        result, images, own = record["result"], record["data"], dataclasses.asdict(spec)
         rows.append({
             "label": spec.loss, "section": "supervised", "dataset": spec.dataset, "domains": (spec.dataset,),
-            "network": spec.network, "seed": spec.seed, "unit": _title(spec), "n": result["test_images"],
+            "network": spec.network, "seed": spec.seed, "unit": _title(spec), "n": images["test"],
             "accuracy": result["accuracy"], "limit": None, "chosen": {}, "regenerated": False, "data_notes": (),
         })  # fmt: skip
         protocol.append(Item(_title(spec), (
-            f"{result['training_images']:,} training images, {result['test_images']:,} test images, last epoch; "
+            f"{images['training']:,} training images, {images['test']:,} test images, last epoch; "
             f"with cosines to the prototypes as scores {result['cosine_accuracy']:.1f} % are right"
         )))  # fmt: skip
         settings.append(Item(_title(spec), ", ".join(f"{k}={v}" for k, v in own.items() if k != "loss")))

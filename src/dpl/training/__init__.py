@@ -3,7 +3,7 @@
 A run has one folder, can be killed at any moment and resumes exactly. Nothing here adapts a model at test time.
 """
 
-from dpl.training.loop import StepReport, TrainResult, train
+from dpl.training.loop import TrainResult, train
 from dpl.training.sources import TrainSpec
 
-__all__ = ["StepReport", "TrainResult", "TrainSpec", "train"]
+__all__ = ["TrainResult", "TrainSpec", "train"]

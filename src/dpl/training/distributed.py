@@ -1,7 +1,7 @@
 """Training in the processes that `torchrun` starts: each holds some rows of every batch.
 
-DistributedDataParallel averages gradients over the processes. BatchNorm uses the statistics of the whole batch, so that
-the result is the network that one process would train (torch's SyncBatchNorm does so on GPUs only).
+Gradients and BatchNorm statistics are those of the whole batch, so that the result is the network that one process
+would train. (torch's SyncBatchNorm works on GPUs only.)
 """
 
 import os
@@ -9,19 +9,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 
 from dpl.network.norm_control import Forward, NormControl, install, normalise
-from dpl.network.split import logits_of
 
-__all__ = ["ALONE", "DistributedNetwork", "ProcessGroup", "process_group"]
+__all__ = ["ALONE", "ProcessGroup", "process_group"]
 
 # Before a group is destroyed: a thread of gloo that still has to release a tensor needs Python's lock, which the end of
 # the group holds while it waits for that thread.
@@ -50,6 +47,37 @@ class ProcessGroup:
         if self.size > 1:
             dist.barrier()
 
+    def sum_gradients(self, network: nn.Module) -> None:
+        """Replace the gradients by their sums over all processes."""
+        if self.size > 1:
+            own = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+            whole = torch.cat([gradient.flatten() for gradient in own])  # one message is faster than many
+            dist.all_reduce(whole)
+            for gradient, part in zip(own, torch.split(whole, [gradient.numel() for gradient in own]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    def join_statistics(self, network: nn.Module) -> None:
+        """Let BatchNorm layers in training use the statistics of the whole batch."""
+        if self.size > 1:
+            install(network).rule = self._normalise
+
+    def _normalise(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+        """Normalise the rows of this process as the layer would normalise the whole batch."""
+        if not layer.training:
+            return forward(x)
+        others = [dim for dim in range(x.ndim) if dim != 1]
+        count = self.sum(x.new_tensor(x.numel() // x.shape[1], dtype=torch.float64))
+        mean = self.sum(x.sum(others)) / count
+        centred = x - mean.view(-1, *[1] * (x.ndim - 2))  # two sums, because one of squares would lose precision
+        variance = self.sum((centred**2).sum(others)) / count
+        if layer.running_mean is not None and layer.running_var is not None and layer.num_batches_tracked is not None:
+            layer.num_batches_tracked += 1
+            share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+            with torch.no_grad():
+                layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), share)
+                layer.running_var.lerp_((variance * count / (count - 1)).to(layer.running_var.dtype), share)
+        return normalise(layer, forward, x, mean, variance)
+
 
 ALONE = ProcessGroup()
 
@@ -74,42 +102,3 @@ def process_group(device: str | None = None) -> Iterator[ProcessGroup]:
         time.sleep(_RELEASE_SECONDS)
     finally:
         dist.destroy_process_group()
-
-
-class DistributedNetwork:
-    """Runs the rows of one process; gradients become those of the mean loss over the whole batch."""
-
-    def __init__(self, network: nn.Module, group: ProcessGroup) -> None:
-        self.group = group
-        self._norm = install(network)
-        on_gpu = next(network.parameters()).is_cuda
-        self._wrapped = DistributedDataParallel(
-            network,
-            device_ids=[torch.cuda.current_device()] if on_gpu else None,
-            static_graph=True,  # allows parameters that the network does not use
-        )
-
-    def __call__(self, images: Tensor) -> tuple[Tensor, float]:
-        """Return the logits of the rows of this process, and a factor for their mean loss.
-
-        The processes may hold different numbers of rows, but their gradients are averaged with equal weights.
-        """
-        rows = int(self.group.sum(torch.tensor(len(images), device=images.device)))
-        with self._norm.using(partial(self._normalise, rows)):
-            logits = logits_of(self._wrapped(images))
-        return logits, self.group.size * len(images) / rows
-
-    def _normalise(self, rows: int, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
-        """Normalise these of all `rows` as the layer would normalise the whole batch in training."""
-        count = rows * x[0, 0].numel()
-        others = [dim for dim in range(x.ndim) if dim != 1]
-        mean = self.group.sum(x.sum(others)) / count
-        centred = x - mean.view(-1, *[1] * (x.ndim - 2))  # two sums, because one of squares would lose precision
-        variance = self.group.sum((centred**2).sum(others)) / count
-        if layer.running_mean is not None and layer.running_var is not None and layer.num_batches_tracked is not None:
-            layer.num_batches_tracked += 1
-            share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
-            with torch.no_grad():
-                layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), share)
-                layer.running_var.lerp_((variance * count / (count - 1)).to(layer.running_var.dtype), share)
-        return normalise(layer, forward, x, mean, variance)

@@ -1,14 +1,13 @@
-"""The training loop: draw, update, validate, keep the best, save; a stopped run resumes."""
+"""Training of a source model: draw, update, validate, keep the best, save; a stopped run resumes."""
 
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,29 +18,16 @@ from dpl.backbones import create, load_weights
 from dpl.backbones.normalise import bare
 from dpl.core.errors import DataError, ModelError, SettingError
 from dpl.core.extras import choose_device
-from dpl.core.files import file_sha256
-from dpl.core.settings import whole_number
 from dpl.data import Batch, ImageSet, batches, square, training, training_batches
 from dpl.network.split import guess_classifier, logits_of
 from dpl.streams import seed_hash
-from dpl.training.distributed import ALONE, DistributedNetwork, ProcessGroup, process_group
-from dpl.training.run import Record, RunFolder, Trainer, draw_curves, new_record, open_run
+from dpl.training.distributed import ALONE, ProcessGroup, process_group
+from dpl.training.run import Record, RunFolder, Trainer, open_run
 from dpl.training.sources import Sources, TrainSpec, open_sources
 
-__all__ = ["SourceTrainer", "StepReport", "TrainResult", "train"]
+__all__ = ["SourceTrainer", "TrainResult", "train"]
 
-
-@dataclass(frozen=True)
-class StepReport:
-    """Progress after one step; `mean` is the last validation accuracy in percent, None before the first."""
-
-    step: int
-    steps: int
-    loss: float
-    mean: float | None
-
-
-OnStep = Callable[[StepReport], None]
+OnStep = Callable[[int, float, float], None]  # the step from 0, its loss, the last validation accuracy in percent
 
 
 @dataclass(frozen=True)
@@ -59,21 +45,6 @@ class TrainResult:
     history: list[Record] = field(repr=False)
 
 
-@dataclass
-class _Progress:
-    """The saved state of a run apart from the network."""
-
-    step: int = 0  # the next one
-    loss_sum: float = 0.0  # since the last validation
-    loss_count: int = 0
-    seconds: float = 0.0
-    history: list[Record] = field(default_factory=list)
-
-    def best(self) -> Record:
-        """Return the entry with the highest mean accuracy; of equals the earliest."""
-        return max(self.history, key=lambda entry: float(entry["mean"]))
-
-
 def train(
     spec: TrainSpec,
     *,
@@ -81,45 +52,28 @@ def train(
     out: str | os.PathLike[str],
     on_step: OnStep | None = None,
     workers: int = 2,
-    cache: str | os.PathLike[str] | None = None,
-    save_every: int | None = None,
     device: str | None = None,
 ) -> TrainResult:
     """Train a source model on the benchmark below `data` and keep everything about it in the folder `out`.
 
-    A stopped run resumes from its last save, made every `save_every` steps (default: at each validation), and ends with
-    exactly the same weights. `workers` threads read images, and `cache` is a folder for decoded ones; neither changes
-    the result. `device` defaults to a GPU if there is one.
+    A stopped run resumes after its last validation and ends with exactly the same weights. `workers` threads read
+    images and do not change the result. `device` defaults to a GPU if there is one. `on_step` gets each step, its loss
+    and the last validation accuracy.
 
     Under `torchrun`, all processes share each batch and see `out`; only the first one writes there and calls `on_step`.
     """
-    every = whole_number("save_every", spec.eval_every if save_every is None else save_every, least=1)
     with ExitStack() as stack:
         group = stack.enter_context(process_group(device))
         place = choose_device(device)
-        sources = open_sources(spec, data, cache=cache, workers=workers)
+        sources = open_sources(spec, data)
         stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
-        folder = RunFolder(Path(out).resolve())
-        if group.rank == 0:
-            folder = stack.enter_context(open_run(out, new_record(spec, sources)))
-        group.wait()  # for the first process, which locks the folder and checks it
-        trainer = SourceTrainer(spec, len(sources.record["classes"]), place, group)
-        trainer.resume(folder)
-        if trainer.progress.step < spec.steps:
-            trainer.run(sources, folder, workers, every, on_step if folder.writes else None)
-        _finish(trainer, folder)
-    progress, best = trainer.progress, trainer.progress.best()
-    return TrainResult(folder.best, best["step"], best["mean"], best["validation"], progress.seconds, progress.history)
-
-
-def _finish(trainer: "SourceTrainer", folder: RunFolder) -> None:
-    """Note the result, draw the learning curve."""
-    if folder.writes:
-        progress, best, settings = trainer.progress, trainer.progress.best(), folder.record["settings"]
-        folder.note(result={**best, "seconds": progress.seconds, "best_sha256": file_sha256(folder.best)})
-        trained_on = f"without {settings['target']}" if settings["target"] else f"{settings['source']} alone"
-        title = f"{settings['network']} on {settings['dataset']}, {trained_on}"
-        draw_curves(progress.history, best, title, folder.path / "curves.png")
+        folder = stack.enter_context(open_run(out, sources.record, group))
+        trainer = SourceTrainer(spec, len(sources.record["data"]["classes"]), place, group)
+        folder.resume(trainer)
+        trainer.run(sources, folder, workers, on_step if folder.writes else None)
+        best, seconds = trainer.best(), trainer.history[-1]["seconds"]
+        folder.finish(best | {"seconds": seconds})
+    return TrainResult(folder.best, best["step"], best["mean"], best["validation"], seconds, trainer.history)
 
 
 class SourceTrainer(Trainer):
@@ -131,43 +85,41 @@ class SourceTrainer(Trainer):
         self.fresh_head = spec.weights is None or not _load(network, spec.weights)
         _check_runs(network, spec, classes)
         super().__init__(network, device, partial(torch.optim.Adam, lr=spec.lr))
-        self.spec, self.group, self.progress = spec, group, _Progress()
-        self._distributed = DistributedNetwork(self.network, group) if group.size > 1 else None
+        self.spec, self.group = spec, group
+        group.join_statistics(self.network)
 
-    def resume(self, folder: RunFolder) -> None:
-        """Continue from the last save, if there is one."""
-        if saved := folder.restore(self):
-            if not folder.best.exists():
-                raise DataError(f"{folder.best} is missing; remove {folder.path} to start this run again")
-            self.progress = _Progress(**saved["progress"])
+    def best(self) -> Record:
+        """Return the entry with the highest mean accuracy; of equals the earliest."""
+        return max(self.history, key=lambda entry: float(entry["mean"]))
 
-    def run(self, sources: Sources, folder: RunFolder, workers: int, save_every: int, on_step: OnStep | None) -> None:
-        """Take the remaining steps."""
-        spec, progress = self.spec, self.progress
-        folder.write_log(progress.history)  # without steps after the last save of a killed run
-        folder.begin_session(progress.step, self, fresh_head=self.fresh_head, processes=self.group.size)
-        began = time.perf_counter() - progress.seconds
-        with closing(self._drawn(sources, workers)) as drawn:
-            for step, batch in zip(range(progress.step, spec.steps), drawn, strict=False):
-                last = step == spec.steps - 1
+    def run(self, sources: Sources, folder: RunFolder, workers: int, on_step: OnStep | None) -> None:
+        """Take the steps after the last validation."""
+        spec, total = self.spec, 0.0
+        last: Record = self.history[-1] if self.history else {"step": -1, "seconds": 0.0}
+        first = last["step"] + 1
+        if first == spec.steps:
+            return
+        folder.begin_session(first, self, fresh_head=self.fresh_head, processes=self.group.size)
+        began = time.perf_counter() - last["seconds"]
+        with closing(self._drawn(sources, first, workers)) as drawn:
+            for step, batch in zip(range(first, spec.steps), drawn, strict=False):
                 loss = self.update(step, batch)
-                progress.seconds = time.perf_counter() - began
-                if last or step % spec.eval_every == 0:
-                    self._validate(step, sources, folder, workers)
-                    progress.seconds = time.perf_counter() - began
-                if last or step % save_every == 0:
-                    folder.save({"progress": asdict(progress)}, self)
+                total += loss
+                if step % spec.eval_every == 0 or step == spec.steps - 1:
+                    mean_loss, total, first = total / (step + 1 - first), 0.0, step + 1
+                    measured = self._validate(sources, workers)
+                    seconds = time.perf_counter() - began
+                    self.history.append({"step": step, "loss": mean_loss, **measured, "seconds": seconds})
+                    folder.save(self)
                 if on_step is not None:
-                    mean = progress.history[-1]["mean"] if progress.history else None
-                    on_step(StepReport(step, spec.steps, loss, mean))
+                    on_step(step, loss, self.history[-1]["mean"])
 
-    def _drawn(self, sources: Sources, workers: int) -> Any:
-        """Yield the rows of this process of the batches from the next step on."""
-        sets = list(sources.training.values())
-        size, rows = self.spec.per_domain, self.group.rows(self.spec.per_domain * len(sets))
-        return training_batches(
-            sets, training(self.spec.size), per_domain=size, seed=self.spec.seed, start_step=self.progress.step,
-            rows=rows, workers=workers,
+    def _drawn(self, sources: Sources, first: int, workers: int) -> Generator[Batch, None, None]:
+        """Yield the rows of this process of the batches from a step on."""
+        sets, size = list(sources.training.values()), self.spec.per_domain
+        yield from training_batches(
+            sets, training(self.spec.size), per_domain=size, seed=self.spec.seed, start_step=first,
+            rows=self.group.rows(size * len(sets)), workers=workers,
         )  # fmt: skip
 
     def update(self, step: int, batch: Batch) -> float:
@@ -175,29 +127,20 @@ class SourceTrainer(Trainer):
         torch.manual_seed(seed_hash("step", self.spec.seed, step) + self.group.rank)  # for layers such as dropout
         self.network.train()
         images = batch.images.to(self.device, memory_format=torch.channels_last)
-        logits, factor = self._distributed(images) if self._distributed else (logits_of(self.network(images)), 1.0)
-        own = F.cross_entropy(logits, batch.labels.to(self.device)) * factor
-        self.optimizer.step(own)
-        loss = self.group.sum(own).item() / self.group.size
+        rows = int(self.group.sum(torch.tensor(len(images), device=self.device)))
+        own = F.cross_entropy(logits_of(self.network(images)), batch.labels.to(self.device)) * (len(images) / rows)
+        own.backward()  # type: ignore[no-untyped-call]
+        self.group.sum_gradients(self.network)
+        self.optimizer.apply()
+        loss = self.group.sum(own.detach()).item()
         if not math.isfinite(loss):
             raise SettingError(f"lr={self.spec.lr}: the loss is {loss} at step {step}; lower the learning rate")
-        self.progress.step = step + 1
-        self.progress.loss_sum += loss
-        self.progress.loss_count += 1
         return loss
 
-    def _validate(self, step: int, sources: Sources, folder: RunFolder, workers: int) -> None:
-        """Measure each source domain, log it, and keep the weights if they are the best so far."""
-        progress = self.progress
+    def _validate(self, sources: Sources, workers: int) -> Record:
+        """Return the accuracy in percent of each source domain, and their mean."""
         accuracies = {name: self._accuracy(images, workers) for name, images in sources.validation.items()}
-        mean = sum(accuracies.values()) / len(accuracies)
-        loss = progress.loss_sum / progress.loss_count
-        entry = {"step": step, "loss": loss, "mean": mean, "validation": accuracies, "seconds": progress.seconds}
-        progress.history.append(entry)
-        progress.loss_sum, progress.loss_count = 0.0, 0
-        if progress.best() is entry:
-            folder.write_best(self)
-        folder.write_log(progress.history)
+        return {"mean": sum(accuracies.values()) / len(accuracies), "validation": accuracies}
 
     @torch.inference_mode()
     def _accuracy(self, images: ImageSet, workers: int) -> float:

@@ -1,9 +1,8 @@
-"""What all kinds of training share: a network with its optimizer, and the folder from which a stopped run resumes.
+"""What both kinds of training share: a network with its optimizer, and the folder from which a stopped run resumes.
 
 The folder is complete whenever the run is stopped; docs/reference/files.md says what it holds.
 """
 
-import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -17,25 +16,24 @@ from safetensors.torch import save as serialise_tensors
 from torch import Tensor, nn
 
 from dpl.backbones.normalise import bare
-from dpl.core.errors import DataError, MissingExtraError, SettingError, SnapshotCorrupt, SnapshotError
-from dpl.core.extras import optional
+from dpl.core.errors import DataError, SettingError, SnapshotError
 from dpl.core.files import clear_drafts, file_sha256, lock, write_file
 from dpl.core.optimizer import NamedOptimizer, OptimizerFactory
 from dpl.core.state import Stateful, part_of
-from dpl.data import training
 from dpl.runs.costs import environment
 from dpl.snapshot import read_snapshot, write_snapshot
-from dpl.training.sources import HOLDOUT, Sources, TrainSpec
+from dpl.training.distributed import ALONE, ProcessGroup
 
-__all__ = ["Record", "RunFolder", "Trainer", "draw_curves", "new_record", "open_run"]
+__all__ = ["Record", "RunFolder", "Trainer", "open_run"]
 
 Record = dict[str, Any]
 
 
 class Trainer(Stateful):
-    """A network on its device, and its optimizer.
+    """A network on its device, its optimizer, and what was measured so far.
 
-    Both are in the channels-last layout, in which convolutions and BatchNorm are up to twice as fast on a CPU.
+    Network and optimizer are in the channels-last layout, in which convolutions and BatchNorm are up to twice as fast
+    on a CPU.
     """
 
     def __init__(self, network: nn.Module, device: torch.device, optimizer: OptimizerFactory) -> None:
@@ -44,6 +42,11 @@ class Trainer(Stateful):
         self.network = network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.device = device
         self.optimizer = NamedOptimizer(dict(self.network.named_parameters()), optimizer, lr=0)  # it has its own
+        self.history: list[Record] = []
+
+    def best(self) -> Record:
+        """Return the entry of the history whose weights are kept."""
+        return self.history[-1]
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the network's state under its own names, without the normalisation layer."""
@@ -57,12 +60,9 @@ class Trainer(Stateful):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything to a copy of `state`, on the trainer's device."""
+        super().restore({name: value.to(self.device) for name, value in state.items()})
         moments = part_of(state, "optimizer")
-        try:
-            super().restore({name: value.to(self.device) for name, value in state.items()})
-            self.optimizer.restore({"/".join(name.rsplit(".", 1)): value for name, value in moments.items()})
-        except (KeyError, RuntimeError) as error:
-            raise SnapshotCorrupt(f"the saved state does not fit the network: {error}") from error
+        self.optimizer.restore({"/".join(name.rsplit(".", 1)): value for name, value in moments.items()})
 
 
 class RunFolder:
@@ -72,53 +72,57 @@ class RunFolder:
         self.path, self.record, self.writes = path, record or {}, record is not None
         self.best, self._last = path / "best.safetensors", path / "last"
 
-    def restore(self, trainer: Trainer) -> Record:
-        """Continue from the last save; return what was saved beside the tensors, nothing for a new run."""
+    def resume(self, trainer: Trainer) -> None:
+        """Continue after the last save, if there is one."""
         if not (self._last.exists() or self._last.with_name(".last.previous").exists()):
-            return {}
+            return
         try:
             notes, tensors = read_snapshot(self._last)
-        except SnapshotError as error:
-            raise DataError(f"{error}. Remove {self._last} to start this run again") from error
-        trainer.restore(tensors)
-        return notes
+            trainer.restore(tensors)
+            trainer.history = notes["history"]
+        except (SnapshotError, KeyError, RuntimeError) as error:
+            raise DataError(f"the run cannot resume: {error}. Remove {self._last} to start this run again") from error
+        if not self.best.exists():
+            raise DataError(f"{self.best} is missing; remove {self.path} to start this run again")
 
-    def save(self, notes: Record, trainer: Trainer) -> None:
-        """Write the state to resume from; the previous one stays until this one is complete."""
-        if self.writes:
-            write_snapshot(self._last, notes, trainer.state())
+    def save(self, trainer: Trainer) -> None:
+        """Write the learning curve, the weights if they are the best so far, and the state to resume from."""
+        if not self.writes:
+            return
+        if trainer.best() is trainer.history[-1]:
+            write_file(self.best, serialise_tensors(trainer.weights()))
+        write_file(self.path / "log.jsonl", "".join(json.dumps(entry) + "\n" for entry in trainer.history))
+        write_snapshot(self._last, {"history": trainer.history}, trainer.state())
 
     def begin_session(self, step: int, trainer: Trainer, **facts: Any) -> None:
         """Note who goes on from where: another version or machine may change the last bit."""
         started = datetime.now(UTC).isoformat(timespec="seconds")
         about = {"from_step": step, "started": started, "device": str(trainer.device), **environment(), **facts}
-        self.note(sessions=[*self.record.get("sessions", []), about])
+        self._note(sessions=[*self.record.get("sessions", []), about])
 
-    def note(self, **changes: Any) -> None:
-        """Write the record with these changes."""
-        self.record |= changes
-        self._write("train.json", json.dumps(self.record, indent=2))
-
-    def write_log(self, history: list[Record]) -> None:
-        """Write the learning curve."""
-        self._write("log.jsonl", "".join(json.dumps(entry) + "\n" for entry in history))
-
-    def write_best(self, trainer: Trainer) -> None:
-        """Write the weights under their plain names."""
-        self._write(self.best.name, serialise_tensors(trainer.weights()))
-
-    def _write(self, name: str, data: str | bytes) -> None:
+    def finish(self, result: Record) -> None:
+        """Note the result."""
         if self.writes:
-            write_file(self.path / name, data)
+            self._note(result=result | {"best_sha256": file_sha256(self.best)})
+
+    def _note(self, **changes: Any) -> None:
+        self.record |= changes
+        if self.writes:
+            write_file(self.path / "train.json", json.dumps(self.record, indent=2))
 
 
 @contextmanager
-def open_run(out: str | os.PathLike[str], asked: Record) -> Iterator[RunFolder]:
+def open_run(out: str | os.PathLike[str], asked: Record, group: ProcessGroup = ALONE) -> Iterator[RunFolder]:
     """Lock a folder for one run; yield it with the record that it holds, or with the one asked for if it is new.
 
-    A folder with other files, or of a run with other settings, is refused.
+    A folder with other files, or of a run with other settings, is refused. The first process of a group does this and
+    writes, the others wait for it and read.
     """
     path = Path(out).resolve()
+    if group.rank > 0:
+        group.wait()
+        yield RunFolder(path)
+        return
     if path.exists() and not path.is_dir():
         raise SettingError(f"out={path} is a file; expected a folder for the run")
     path.mkdir(parents=True, exist_ok=True)
@@ -128,7 +132,9 @@ def open_run(out: str | os.PathLike[str], asked: Record) -> Iterator[RunFolder]:
         if not locked:
             raise SettingError(f"out={path} is in use by another run; wait for it or choose a new folder")
         clear_drafts(path)
-        yield RunFolder(path, _same_run(path, asked))
+        folder = RunFolder(path, _same_run(path, asked))
+        group.wait()
+        yield folder
 
 
 def _same_run(path: Path, asked: Record) -> Record:
@@ -150,47 +156,3 @@ def _same_run(path: Path, asked: Record) -> Record:
     if images != asked["data"]["images_sha256"]:
         raise SettingError(f"{path} holds a run on other images: files were added, removed or renamed since it began")
     return held
-
-
-def new_record(spec: TrainSpec, sources: Sources) -> Record:
-    """Return the record of a run before its first step, with the benchmark's spelling of names."""
-    settings = dataclasses.asdict(spec)
-    weights = settings.pop("weights")
-    settings |= sources.settings | {"weights_sha256": None if weights is None else file_sha256(Path(weights))}
-    return {
-        "format": 1,
-        "settings": settings,
-        "weights": None if weights is None else str(weights),
-        "data": sources.record,
-        "protocol": {
-            "split": f"DomainBed, {HOLDOUT:.0%} of each source domain held out for validation",
-            "batch": "per_domain images of each source domain, drawn with replacement",
-            "optimizer": "Adam, betas 0.9 and 0.999, eps 1e-8, weight decay 0, constant learning rate",
-            "batch_norm": "batch statistics in training, running ones in validation",
-            "augmentation": dataclasses.asdict(training(spec.size)),
-            "validation": f"resized to {spec.size} x {spec.size}, not augmented",
-            "selection": "highest mean accuracy over the source domains; of equals the earliest",
-        },
-        "sessions": [],
-        "result": None,
-    }
-
-
-def draw_curves(history: list[Record], best: Record, title: str, path: Path) -> None:
-    """Draw loss and validation accuracy over the steps, if matplotlib is installed."""
-    try:
-        figure = optional("matplotlib.figure", "bench").Figure(figsize=(9, 3.5), layout="constrained")
-    except MissingExtraError:
-        return
-    steps = [entry["step"] for entry in history]
-    losses, accuracies = figure.subplots(1, 2)
-    losses.plot(steps, [entry["loss"] for entry in history], color="black")
-    losses.set(xlabel="step", ylabel="training loss", ylim=(0, None))
-    for domain in best["validation"]:
-        accuracies.plot(steps, [entry["validation"][domain] for entry in history], label=domain, linewidth=1)
-    accuracies.plot(steps, [entry["mean"] for entry in history], label="mean", color="black", linewidth=2)
-    accuracies.axvline(best["step"], color="grey", linestyle=":", label=f"kept: step {best['step']}")
-    accuracies.set(xlabel="step", ylabel="source validation accuracy, %")
-    accuracies.legend(fontsize="small")
-    figure.suptitle(title, fontsize="medium")
-    figure.savefig(path, dpi=150)

@@ -1,5 +1,6 @@
-"""What a source model is trained by: its settings, its source domains, their images for training and validation."""
+"""What a source model is trained by: its settings, its source domains split for training and validation, its record."""
 
+import dataclasses
 import hashlib
 import os
 from dataclasses import dataclass
@@ -9,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from dpl.core.errors import DataError, SettingError
+from dpl.core.files import file_sha256
 from dpl.core.settings import Checked, setting
-from dpl.data import ImageSet, open_benchmark, unchanged
-from dpl.data.loader import decode_into
+from dpl.data import ImageSet, open_benchmark, training
 from dpl.data.sets import Files, choose_domains
 from dpl.streams import domainbed_split, seed_hash
 
-__all__ = ["HOLDOUT", "Sources", "TrainSpec", "open_sources"]
+__all__ = ["Sources", "TrainSpec", "open_sources"]
 
-HOLDOUT = 0.2
+_HOLDOUT = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,44 +55,30 @@ class Sources:
 
     training: dict[str, ImageSet]
     validation: dict[str, ImageSet]
-    settings: dict[str, str | None]
-    """Names of data set and domains as the benchmark spells them."""
     record: dict[str, Any]
-    """What a run notes about its data."""
-
-    def add(self, name: str, images: ImageSet, index: int, spec: TrainSpec) -> None:
-        """Split a domain, with its number in the benchmark."""
-        split = domainbed_split(len(images), domain_index=index, trial_seed=spec.trial_seed, holdout=HOLDOUT)
-        if len(split.outside) == 0:
-            few = f"{images.name}: {len(images)} images"
-            raise DataError(f"{few}; at least 5 are needed: 20 % are held out for validation")
-        self.training[name] = images.subset(split.inside)
-        self.validation[name] = images.subset(split.outside[: spec.max_val])
-        counts = {"images": len(images), "training": len(split.inside), "validation": len(self.validation[name])}
-        self.record["domains"][name] = counts | {"split_seed": seed_hash(spec.trial_seed, index)}
+    """What a run notes before its first step, with the benchmark's spelling of names."""
 
 
-def open_sources(
-    spec: TrainSpec, data: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None, workers: int = 0
-) -> Sources:
-    """Open the benchmark below `data` and split each source domain as DomainBed does.
-
-    With `cache`, a folder, images are decoded into it once and read from there.
-    """
+def open_sources(spec: TrainSpec, data: str | os.PathLike[str]) -> Sources:
+    """Open the benchmark below `data` and split each source domain as DomainBed does."""
     benchmark = open_benchmark(spec.dataset, data)
     names = list(benchmark.domains)
     (chosen,) = choose_domains(benchmark.name, [str(spec.target or spec.source)], names)
     wanted = [chosen] if spec.target is None else [name for name in names if name != chosen]
     if not wanted:
         raise SettingError(f"target={chosen!r} is the only domain of {benchmark.name}; no domain is left to train on")
-    given = {"target": None, "source": None} | {"source" if spec.target is None else "target": chosen}
-    digest = _digest({name: benchmark[name] for name in wanted})
-    record: dict[str, Any] = {"images_sha256": digest, "classes": list(benchmark.classes), "domains": {}}
-    sources = Sources({}, {}, {"dataset": benchmark.name, **given}, record)
+    inside: dict[str, ImageSet] = {}
+    outside: dict[str, ImageSet] = {}
+    domains: dict[str, dict[str, int]] = {}
     for name in wanted:
-        image_set = benchmark[name] if cache is None else _decoded(benchmark[name], Path(cache), workers)
-        sources.add(name, image_set, names.index(name), spec)
-    return sources
+        images, index = benchmark[name], names.index(name)
+        inside[name], outside[name] = _split(images, index, spec)
+        counts = {"images": len(images), "training": len(inside[name]), "validation": len(outside[name])}
+        domains[name] = counts | {"split_seed": seed_hash(spec.trial_seed, index)}
+    digest = _digest({name: benchmark[name] for name in wanted})
+    noted = {"images_sha256": digest, "classes": list(benchmark.classes), "domains": domains}
+    spelled = {"dataset": benchmark.name, "source" if spec.target is None else "target": chosen}
+    return Sources(inside, outside, _record(spec, spelled, noted))
 
 
 def _digest(image_sets: dict[str, ImageSet]) -> str:
@@ -105,9 +92,33 @@ def _digest(image_sets: dict[str, ImageSet]) -> str:
     return digest.hexdigest()
 
 
-def _decoded(image_set: ImageSet, folder: Path, workers: int) -> ImageSet:
-    """Return the set with its pixels in the cache, in full size, because the augmentation crops before it resizes."""
-    try:
-        return decode_into(image_set, unchanged(), folder, workers) or image_set
-    except DataError as error:
-        raise DataError(f"cache: only images of one size can be cached; train without a cache ({error})") from error
+def _split(images: ImageSet, index: int, spec: TrainSpec) -> tuple[ImageSet, ImageSet]:
+    """Return the images of a domain, with its number in the benchmark, for training and for validation."""
+    split = domainbed_split(len(images), domain_index=index, trial_seed=spec.trial_seed, holdout=_HOLDOUT)
+    if len(split.outside) == 0:
+        few = f"{images.name}: {len(images)} images"
+        raise DataError(f"{few}; at least 5 are needed: 20 % are held out for validation")
+    return images.subset(split.inside), images.subset(split.outside[: spec.max_val])
+
+
+def _record(spec: TrainSpec, spelled: dict[str, str], data: dict[str, Any]) -> dict[str, Any]:
+    settings = dataclasses.asdict(spec) | spelled
+    weights = settings.pop("weights")
+    settings["weights_sha256"] = None if weights is None else file_sha256(Path(weights))
+    return {
+        "format": 1,
+        "settings": settings,
+        "weights": None if weights is None else str(weights),
+        "data": data,
+        "protocol": {
+            "split": f"DomainBed, {_HOLDOUT:.0%} of each source domain held out for validation",
+            "batch": "per_domain images of each source domain, drawn with replacement",
+            "optimizer": "Adam, betas 0.9 and 0.999, eps 1e-8, weight decay 0, constant learning rate",
+            "batch_norm": "batch statistics in training, running ones in validation",
+            "augmentation": dataclasses.asdict(training(spec.size)),
+            "validation": f"resized to {spec.size} x {spec.size}, not augmented",
+            "selection": "highest mean accuracy over the source domains; of equals the earliest",
+        },
+        "sessions": [],
+        "result": None,
+    }

@@ -33,7 +33,7 @@ from dpl.objectives import dpl_star, prototype_regularization
 from dpl.streams import seed_hash
 from dpl.training.run import Record, Trainer, open_run
 
-__all__ = ["LOSSES", "EpochReport", "SupervisedResult", "SupervisedSpec", "train_supervised"]
+__all__ = ["LOSSES", "SupervisedSpec", "train_supervised"]
 
 Loss = Literal["ce", "dpl"]
 LOSSES: tuple[Loss, ...] = get_args(Loss)
@@ -62,58 +62,36 @@ class SupervisedSpec(Checked):
     seed: int = setting(0, "seed of weights, order and augmentation", low=0)
 
 
-@dataclass(frozen=True)
-class EpochReport:
-    """Progress after an epoch; accuracies in percent, on the test images."""
-
-    epoch: int
-    loss: float
-    accuracy: float
-    cosine_accuracy: float
-    """With cosines to the prototypes as scores, which the DPL loss trains; logits also have lengths and a bias."""
-    seconds: float
-
-
-@dataclass(frozen=True)
-class SupervisedResult:
-    """A finished run."""
-
-    accuracy: float
-    cosine_accuracy: float
-    training_images: int
-    test_images: int
-    history: tuple[EpochReport, ...]
-
-
 def train_supervised(
     spec: SupervisedSpec, *, data: str | os.PathLike[str], out: str | os.PathLike[str],
-    on_epoch: Callable[[EpochReport], None] | None = None, device: str | None = None,
-) -> SupervisedResult:  # fmt: skip
-    """Train on the data set below `data` and write to the folder `out`; a stopped run resumes after its last epoch."""
+    on_epoch: Callable[[Record], None] | None = None, device: str | None = None,
+) -> list[Record]:  # fmt: skip
+    """Train on the data set below `data` and write to the folder `out`; a stopped run resumes after its last epoch.
+
+    Returns what was measured after each epoch.
+    """
     place = choose_device(device)
     sets = [open_benchmark(spec.dataset, data, split=split)[split] for split in ("train", "test")]
     training, test = (_in_memory(image_set, spec.limit) for image_set in sets)
-    devices = [place] if place.type == "cuda" else []
     digest = hashlib.sha256()
     for tensor in (*training, *test):
         digest.update(tensor.numpy().tobytes())
     noted = {"images_sha256": digest.hexdigest(), "training": len(training[1]), "test": len(test[1])}
     asked: Record = {"settings": dataclasses.asdict(spec), "data": noted, "sessions": [], "result": None}
+    devices = [place] if place.type == "cuda" else []
     with open_run(out, asked) as folder, torch.random.fork_rng(devices=devices):
         trainer = SupervisedTrainer(spec, len(sets[0].classes), place)
-        history = [EpochReport(**entry) for entry in folder.restore(trainer).get("history", [])]
+        folder.resume(trainer)
+        history = trainer.history
         if len(history) < spec.epochs:
             folder.begin_session(len(history), trainer)
         for epoch in range(len(history), spec.epochs):
             history.append(trainer.epoch(epoch, training, test))
-            folder.save({"history": [dataclasses.asdict(report) for report in history]}, trainer)
+            folder.save(trainer)
             if on_epoch is not None:
                 on_epoch(history[-1])
-        folder.write_best(trainer)
-        last, sizes = history[-1], (len(training[1]), len(test[1]))
-        result = SupervisedResult(last.accuracy, last.cosine_accuracy, *sizes, tuple(history))
-        folder.note(result=dataclasses.asdict(result))
-        return result
+        folder.finish(history[-1])
+        return history
 
 
 def _in_memory(image_set: ImageSet, limit: int | None) -> Images:
@@ -143,8 +121,8 @@ class SupervisedTrainer(Trainer):
         self._seen: list[Tensor] = []
         self.declare(memory=self.head.weight.detach().clone())
 
-    def epoch(self, epoch: int, training: Images, test: Images) -> EpochReport:
-        """Train on all training images once, then test."""
+    def epoch(self, epoch: int, training: Images, test: Images) -> Record:
+        """Train on all training images once, then test; return the loss and the accuracies in percent."""
         began = time.perf_counter()
         torch.manual_seed(seed_hash("epoch", self.spec.seed, epoch))
         self.optimizer.scale_lr((1 + math.cos(math.pi * epoch / self.spec.epochs)) / 2)
@@ -160,7 +138,7 @@ class SupervisedTrainer(Trainer):
         mean = total.item() / steps
         if not math.isfinite(mean):
             raise SettingError(f"lr={self.spec.lr}: the loss is {mean} in epoch {epoch}; lower the learning rate")
-        return EpochReport(epoch, mean, *self.accuracies(test), time.perf_counter() - began)
+        return {"epoch": epoch, "loss": mean, **self._test(test), "seconds": time.perf_counter() - began}
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         logits, features = self._forward(images)
@@ -178,8 +156,11 @@ class SupervisedTrainer(Trainer):
         return logits, self._seen.pop()
 
     @torch.inference_mode()
-    def accuracies(self, images: Images) -> tuple[float, float]:
-        """Return the accuracy in percent by logits, and by cosines."""
+    def _test(self, images: Images) -> dict[str, float]:
+        """Return the accuracy in percent, also with cosines to the prototypes as scores.
+
+        The DPL loss trains the cosines; logits also have lengths and a bias.
+        """
         self.network.eval()
         correct = torch.zeros(2, device=self.device)
         for pixels, labels in zip(*(torch.split(tensor, _EVALUATION_BATCH) for tensor in images), strict=True):
@@ -187,8 +168,7 @@ class SupervisedTrainer(Trainer):
             by_angle = cosines(features, self.head.weight)
             found = torch.stack([scores.argmax(dim=1) for scores in (logits, by_angle)])
             correct += (found == labels.to(self.device)).sum(dim=1)
-        by_logits, by_cosines = (100 * correct / len(images[1])).tolist()
-        return by_logits, by_cosines
+        return dict(zip(("accuracy", "cosine_accuracy"), (100 * correct / len(images[1])).tolist(), strict=True))
 
 
 def _for_small_images(network: nn.Module) -> nn.Module:
@@ -204,12 +184,8 @@ def _for_small_images(network: nn.Module) -> nn.Module:
 def _augmented(pixels: Tensor) -> Tensor:
     """Return random crops of the padded images, half of them flipped, as floats; draws come from torch's generator."""
     count, _, height, width = pixels.shape
+    corners = torch.randint(0, 2 * _PADDING + 1, (2, count)).T.tolist()
+    flipped = (torch.rand(count, 1, 1, 1) < 0.5).to(pixels.device)
     padded = F.pad(pixels, (_PADDING,) * 4)
-    device = pixels.device
-    top, left = torch.randint(0, 2 * _PADDING + 1, (2, count, 1)).to(device)
-    columns = torch.arange(width, device=device).expand(count, width)
-    flipped = (torch.rand(count, 1) < 0.5).to(device)
-    columns = torch.where(flipped, columns.flip(1), columns) + left
-    rows = torch.arange(height, device=device) + top  # [B, H]
-    cut = padded[torch.arange(count, device=device)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    return cut.permute(0, 3, 1, 2) / 255  # [B, H, W, 3] -> [B, 3, H, W]
+    cut = torch.stack([image[:, y : y + height, x : x + width] for image, (y, x) in zip(padded, corners, strict=True)])
+    return torch.where(flipped, cut.flip(3), cut) / 255
