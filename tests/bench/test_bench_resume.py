@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from bench.tiny import context_of, everything_file, run_all, without_times
-from dpl.bench import Store, cell_rows, run_cells, run_in_processes
-from dpl.bench.engine import GridRun
+from dpl.bench import GridRun, Store, cell_rows, run_in_processes
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def test_killed_interrupted_and_resumed_gives_the_same_figures_on_all_eight_layo
     assert first < second < {unit.key for unit in grid.units()}
 
     resumed = Store(out)
-    assert run_cells(grid.cells, resumed, context_of(everything, grid)) == {}
+    assert GridRun(grid.cells, resumed, context_of(everything, grid)).run() == {}
     same_results(grid.cells, store, resumed)
     assert times == {key: (out / "units" / key / "done").stat().st_mtime_ns for key in first}, "a unit was run again"
     assert {path.name for path in (out / "units").iterdir()} == {unit.key for unit in grid.units()}, "drafts are left"
@@ -107,6 +106,6 @@ def test_a_damaged_unit_is_run_again(undisturbed, everything, tmp_path):
     again = Store(tmp_path)
     assert not again.done(unit)
     cell = next(cell for cell in grid.cells if cell.candidates[0].target.key == unit.key)
-    assert run_cells([cell], again, context_of(everything, grid)) == {}
+    assert GridRun([cell], again, context_of(everything, grid)).run() == {}
     assert without_times(again.records(unit)) == without_times(store.records(unit))
     assert json.loads((folder / "done").read_text()).keys() == {"unit.json", "results.jsonl", "predictions.npz"}

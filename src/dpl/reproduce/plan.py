@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpl.bench import BenchContext, Cell, Store, Unit, cell_rows, run_cells
+from dpl.bench import BenchContext, Cell, GridRun, Store, Unit, cell_rows
 from dpl.bench.engine import OnProgress
 from dpl.bench.grid import section_cells
 from dpl.bench.images import CORRUPTED, FOLDER, check_data, known_domains
@@ -227,7 +227,7 @@ def _run(experiment: Experiment) -> list[Cell]:
     if ready:
         write_request(store.root, StoredRequest(experiment.title, str(request.data.resolve()), tuple(ready)))
     with request.watch(experiment.title, ready, store) as on_progress:
-        experiment.failed = run_cells(ready, store, context, on_progress)
+        experiment.failed = GridRun(ready, store, context, on_progress).run()
     return ready
 
 
