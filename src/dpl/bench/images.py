@@ -1,9 +1,8 @@
 """From a unit to its images: which of a data set are streamed, in segments, as batches."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,12 +13,11 @@ from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch, ImageSet, batches, unchanged
-from dpl.data.corruptions import CorruptionPair, changing_corruptions, corrupt_pair
 from dpl.data.corruptions.regenerate import corrupted_pixels, regenerated
 from dpl.data.facts import CORRUPTIONS, DOMAIN_FOLDERS, DOMAINNET126_COUNTS, EXTRA_CORRUPTIONS
 from dpl.data.imagenet_variants import IMAGENET_VARIANTS
-from dpl.data.sets import NO_LABEL, Indices, Source, joined, normalise_name
-from dpl.data.transforms import Transform, make_transform
+from dpl.data.sets import NO_LABEL, Indices, joined, normalise_name
+from dpl.data.transforms import make_transform
 from dpl.streams import Domain, Segment, domainbed_split, plan
 
 if TYPE_CHECKING:
@@ -48,10 +46,7 @@ def known_domains(dataset: str, corrupted: bool) -> tuple[str, ...]:
 
 def _shifts(unit: Unit) -> list[tuple[str, int | None]]:
     """Return every domain of a unit at every severity, in the order in which its predictions number them."""
-    levels: Sequence[int | None] = unit.severities or (None,)
-    if unit.changing is not None:
-        return [("changing", level) for level in levels]
-    return [(name, level) for level in levels for name in unit.domains]
+    return [(name, level) for level in unit.severities or (None,) for name in unit.domains]
 
 
 class StreamedDomain(NamedTuple):
@@ -100,9 +95,9 @@ class UnitStream:
         return StreamedDomain(Domain("outliers", images.labels), images, positions, len(whole))
 
     def _corrupted(self, whole: ImageSet, positions: Indices, name: str, severity: int | None) -> ImageSet:
-        """Return the images at these positions, corrupted where the unit says so; changing corruptions come later."""
+        """Return the images at these positions, corrupted where the unit says so."""
         unit = self.unit
-        if unit.corrupt is None or severity is None or unit.changing is not None:
+        if unit.corrupt is None or severity is None:
             return whole.subset(positions)
         transform, cache = make_transform(unit.transform), self.context.cache_folder()
         return regenerated(whole, positions, transform, name, severity, seed=unit.corrupt, cache=cache)
@@ -116,63 +111,16 @@ class UnitStream:
             visits=unit.visits, imbalance=unit.imbalance, outliers=None if unit.outliers is None else domains[-1],
         )  # fmt: skip
 
-    def images_of(self, segment: Segment) -> tuple[ImageSet, Indices]:
-        """Return the images of all parts that a segment takes from, joined, and their rows in order of arrival."""
+    def batches(self, segment: Segment) -> Iterator[Batch]:
+        """Yield a segment's images in order of arrival; `indices` are rows of the joined images of its parts."""
+        unit, context = self.unit, self.context
         numbers = sorted(set(segment.indices[:, 0].tolist()))
         chosen = joined([self.parts[number].images for number in numbers])
         offsets = np.zeros(len(self.parts), dtype=np.int64)
         offsets[numbers] = np.cumsum([0, *(len(self.parts[number].images) for number in numbers[:-1])])
         rows = offsets[segment.indices[:, 0]] + segment.indices[:, 1]
-        if self.unit.changing is not None:
-            chosen = replace(chosen, source=_Changing.of(chosen.source, rows, self.unit, self.unit.changing))
-        return chosen, rows
-
-    def batches(self, segment: Segment) -> Iterator[Batch]:
-        """Yield a segment's images in order of arrival; `indices` are rows of the joined images."""
-        unit, context = self.unit, self.context
-        chosen, rows = self.images_of(segment)
         transform = unchanged() if unit.corrupt is not None else make_transform(unit.transform)
         return batches(chosen, rows, transform, unit.batch_size, workers=1, cache=context.decoded)
-
-
-@dataclass(frozen=True, eq=False)
-class _Changing:
-    """Two corruptions act on each image, as it is loaded, and change with its place in the stream."""
-
-    clean: Source
-    places: Indices  # of each image in the stream
-    pairs: tuple[CorruptionPair, ...]
-    every: int
-    transform: Transform
-    seed: int  # of the noise; that of the order of corruptions is the unit's
-
-    @classmethod
-    def of(cls, clean: Source, rows: Indices, unit: Unit, every: int) -> "_Changing":
-        """Return clean images as they look if they arrive in the order `rows`; the corruptions change after `every`."""
-        places = np.zeros(len(clean), dtype=np.int64)
-        places[rows] = np.arange(len(rows))
-        walk = changing_corruptions(unit.domains, severity=float(unit.severities[0]), seed=unit.seed)
-        pairs = tuple(islice(walk, -(-len(rows) // every)))
-        return cls(clean, places, pairs, every, make_transform(unit.transform), unit.corrupt or 0)
-
-    def __len__(self) -> int:
-        return len(self.clean)
-
-    def load(self, index: int) -> Image.Image:
-        place = int(self.places[index])
-        pixels = self.transform.pixels(self.clean.load(index))[None]
-        return Image.fromarray(corrupt_pair(pixels, self.pairs[place // self.every], seed=self.seed, start=place)[0])
-
-    def location(self, index: int) -> str:
-        return self.clean.location(index)
-
-    def subset(self, indices: Indices) -> "_Changing":
-        return replace(self, clean=self.clean.subset(indices), places=self.places[indices])
-
-    def identity(self) -> Iterator[bytes]:
-        yield repr((self.pairs, self.every, self.transform, self.seed)).encode()
-        yield self.places.tobytes()
-        yield from self.clean.identity()
 
 
 def _domain(
@@ -195,11 +143,7 @@ def streamed_image(unit: Unit, context: "BenchContext", domain: int, sample: int
     whole, _, _ = _domain(unit, context, name, severity)
     if not 0 <= sample < len(whole):
         raise DataError(f"{whole.name}: {len(whole):,} images, the run saw number {sample:,}: another data set")
-    if unit.changing is not None:
-        stream = UnitStream(unit, context)
-        changed, _ = stream.images_of(stream.segments[0])
-        image = changed.load(int(np.flatnonzero(stream.parts[0].positions == sample)[0]))
-    elif unit.corrupt is not None and severity is not None:
+    if unit.corrupt is not None and severity is not None:
         transform = make_transform(unit.transform)
         image = Image.fromarray(corrupted_pixels(whole, sample, sample, transform, name, severity, unit.corrupt))
     else:

@@ -41,7 +41,6 @@ class StreamSettings:
     network: str = setting(MISSING, "name of the network")
     batch_size: int = setting(MISSING, "images per batch", low=1)
     corrupt: int | None = setting(None, "corrupt clean images here: true, or a seed", low=0)
-    changing: int | None = setting(None, "let corruptions fade into each other: images at each step", low=1, later=True)
     order: str = setting("numpy", "generator that shuffles a stream", choices=ORDERS)
     delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=DELTAS[0], high=DELTAS[1])
     visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
@@ -102,10 +101,12 @@ class Unit(StreamSettings):
     def from_record(cls, record: Mapping[str, Any]) -> "Unit":
         """Return the unit that `record()` was made from."""
         known = {f.name for f in dataclasses.fields(cls)}
-        for name in record.keys() - known:
+        used = {name: value for name, value in with_tuples(record).items() if value is not None}
+        for name in used.keys() - known:
             raise DataError(f"unit record: unknown field {name!r}. {did_you_mean(name, known)}")
-        source = SourceData(**with_tuples(record["source"])) if record.get("source") else None
-        return cls(**{**with_tuples(record), "source": source})
+        if "source" in used:
+            used["source"] = SourceData(**with_tuples(used["source"]))
+        return cls(**used)
 
 
 @dataclass(frozen=True)
