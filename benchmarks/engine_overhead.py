@@ -78,7 +78,7 @@ def main() -> None:
     start = time.perf_counter()
     run_on_ray(GridRun(grid.cells, Store(root / "ray"), context), ClusterOptions(cpus=1))
     on_ray = time.perf_counter() - start
-    result = {"units": len(grid.units()), "serial_seconds": serial, "start_seconds": started, "ray_seconds": on_ray}
+    result = {"units": len(grid.cells), "serial_seconds": serial, "start_seconds": started, "ray_seconds": on_ray}
     ray.shutdown()
     print(json.dumps(result, indent=1))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.tiny import context_of, grid_of, write_yaml
-from dpl.bench import BenchContext, Candidate, Cell, GridRun, Outcome, Store, Unit, cell_rows, read_grid
+from dpl.bench import Candidate, Cell, GridRun, Outcome, Store, Unit, cell_rows
 from dpl.bench.store import best, chosen, oracle, runnable_units
 
 
@@ -36,12 +36,12 @@ def judged(store: Store, of: Cell, scores: list[tuple[float, float]]) -> None:
             commit(store, validation, accuracy)
 
 
-def test_the_papers_grid_in_its_order(everything):
+def test_the_papers_grid_in_its_order(everything, tmp_path):
     content = {
         "dataset": "pacs", "protocol": "leave_one_domain_out", "targets": ["sketch"], "network": "debug_cnn",
         "weights": "{weights}/pacs.safetensors", "batch_size": 8, "selection": True, "methods": ["tent", "source"],
     }  # fmt: skip
-    tent, source = read_grid(content, BenchContext(everything, everything / "weights", everything)).cells
+    tent, source = grid_of(write_yaml(tmp_path / "grid.yaml", content), everything).cells
     assert [candidate.values for candidate in tent.candidates] == [
         {"lr": 5e-6, "steps": 1}, {"lr": 5e-6, "steps": 2}, {"lr": 5e-5, "steps": 1}, {"lr": 5e-5, "steps": 2},
         {"lr": 5e-4, "steps": 1}, {"lr": 5e-4, "steps": 2},

@@ -79,6 +79,11 @@ def grid_of(file: Path, root: Path, limit: int | None = None) -> ExperimentGrid:
     return read_grid(file, BenchContext(root, root / "weights", file.parent), limit=limit)
 
 
+def units_of(grid: ExperimentGrid) -> list[Unit]:
+    """Return every unit that may have to run, each once."""
+    return list({unit.key: unit for cell in grid.cells for unit in cell.units()}.values())
+
+
 def context_of(root: Path, grid: ExperimentGrid, **options) -> BenchContext:
     return BenchContext(root, files=grid.files, **options)
 

@@ -10,13 +10,12 @@ import numpy as np
 from PIL import Image
 
 from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
+from dpl.bench.domains import CLEAN, CORRUPTED, DOMAINS, FOLDER
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch, ImageSet, batches, unchanged
 from dpl.data.corruptions.regenerate import corrupted_pixels, regenerated
-from dpl.data.facts import CORRUPTIONS, DOMAIN_FOLDERS, DOMAINNET126_COUNTS, EXTRA_CORRUPTIONS
-from dpl.data.imagenet_variants import IMAGENET_VARIANTS
-from dpl.data.sets import NO_LABEL, Indices, joined, normalise_name
+from dpl.data.sets import NO_LABEL, Indices, joined
 from dpl.data.transforms import make_transform
 from dpl.streams import Domain, Segment, domainbed_split, plan
 
@@ -24,24 +23,8 @@ if TYPE_CHECKING:
     from dpl.bench.context import BenchContext
 
 __all__ = [
-    "CLEAN", "CORRUPTED", "DOMAINS", "FOLDER", "StreamedDomain", "UnitStream", "check_data", "check_networks",
-    "known_domains", "part_of", "streamed_image",
+    "StreamedDomain", "UnitStream", "check_data", "check_networks", "part_of", "streamed_image",
 ]  # fmt: skip
-
-# Data sets by what their domains are.
-_FOLDERS = ("pacs", "vlcs", "office_home", "terra_incognita")
-DOMAINS = {name: tuple(DOMAIN_FOLDERS[normalise_name(name)].counts) for name in _FOLDERS}
-DOMAINS["domainnet126"] = tuple(DOMAINNET126_COUNTS)
-FOLDER = "folder"  # images in class folders; its domains are paths below the data folder
-CORRUPTED = ("cifar10_c", "cifar100_c", "imagenet_c")
-CLEAN = {"imagenet": "val"} | dict.fromkeys(("cifar10", "cifar100", "cifar10_1", *IMAGENET_VARIANTS), "test")
-
-
-def known_domains(dataset: str, corrupted: bool) -> tuple[str, ...]:
-    """Return the names that a data set's domains can have."""
-    if dataset in DOMAINS:
-        return DOMAINS[dataset]
-    return (*CORRUPTIONS, *EXTRA_CORRUPTIONS) if corrupted or dataset in CORRUPTED else (CLEAN[dataset],)
 
 
 def _shifts(unit: Unit) -> list[tuple[str, int | None]]:

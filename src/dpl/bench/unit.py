@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
+from dpl.bench.domains import CLEAN, CORRUPTED, DOMAINS, FOLDER
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.settings import Checked, make_settings, setting
 from dpl.methods import get_method
@@ -15,7 +16,8 @@ from dpl.methods.base import Method
 from dpl.streams.protocol import DELTAS, ORDERS
 
 __all__ = [
-    "Candidate", "Cell", "SourceData", "StreamSettings", "Unit", "method_kind", "resolved_settings", "with_tuples",
+    "Candidate", "Cell", "SourceData", "StreamSettings", "Unit", "kind_of", "resolved_settings", "settings_of",
+    "with_tuples",
 ]  # fmt: skip
 
 Settings = Mapping[str, Any]
@@ -25,7 +27,8 @@ Settings = Mapping[str, Any]
 class SourceData(Checked):
     """Labelled images that a method may use beside the stream."""
 
-    dataset: str  # or `folder`: images in class folders at the paths `domains` below the data folder
+    dataset: str = setting(MISSING, "name of the data set, or folder: class folders at the paths of `domains`",
+                           choices=(*DOMAINS, *CLEAN, FOLDER))  # fmt: skip
     domains: tuple[str, ...] = ()
     part: str = setting("whole", "inside: training split; rest: out of the stream", choices=("whole", "inside", "rest"))
     split: str | None = setting(None, "of data sets that have both", choices=(None, "train", "test"))
@@ -37,7 +40,8 @@ class SourceData(Checked):
 class StreamSettings:
     """What a section of an experiment file and each of its units say alike."""
 
-    dataset: str = setting(MISSING, "name of the data set, or folder: class folders at the paths of `domains`")
+    dataset: str = setting(MISSING, "name of the data set, or folder: class folders at the paths of `domains`",
+                           choices=(*DOMAINS, *CORRUPTED, *CLEAN, FOLDER))  # fmt: skip
     network: str = setting(MISSING, "name of the network")
     batch_size: int = setting(MISSING, "images per batch", low=1)
     corrupt: int | None = setting(None, "corrupt clean images here: true, or a seed", low=0)
@@ -45,7 +49,8 @@ class StreamSettings:
     delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=DELTAS[0], high=DELTAS[1])
     visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
     imbalance: float | None = setting(None, "label shift: most frequent class over rarest", low=1, later=True)
-    outliers: str | None = setting(None, "mix in images of no known class: noise, or a data set", later=True)
+    outliers: str | None = setting(None, "mix in images of no known class: noise, or a data set", later=True,
+                                   choices=(None, "noise", *DOMAINS, *CLEAN))  # fmt: skip
     outlier_ratio: float = setting(1.0, "outliers for each image of a known class", low=0, later=True)
     stream_speed: float | None = setting(None, "batches that arrive in the time of one prediction", low=0, later=True)
     holdout: float = setting(0.2, "fraction of each domain in the validation split", low=0, high=1)
@@ -75,7 +80,7 @@ class Unit(StreamSettings):
     @cached_property
     def key(self) -> str:
         """The name of the unit's folder."""
-        settings = _keyed(method_kind(self.method).settings_class, self.settings)
+        settings = _keyed(kind_of(self.method).settings_class, self.settings)
         record = {"format": 1, **_keyed(Unit, self.record()), "settings": settings}
         if self.settings.get("norm") == "auto":
             record["norm_rule"] = 3  # 2: small batches have the share of one of 32; 3: it follows the shift
@@ -140,14 +145,19 @@ def with_tuples(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def method_kind(name: str) -> type[Method[Any]]:
+def kind_of(name: str) -> type[Method[Any]]:
     """Return a method's class; a large grid asks for the same few many thousand times."""
     return get_method(name)
 
 
+def settings_of(method: str) -> list[str]:
+    """Return the names of a method's settings."""
+    return [f.name for f in dataclasses.fields(kind_of(method).settings_class)]
+
+
 def resolved_settings(method: str, values: Settings) -> dict[str, Any]:
     """Return every setting of a method with its value, given some of them; plain data only."""
-    resolved = dict(vars(make_settings(method_kind(method).settings_class, repr(method), values)))
+    resolved = dict(vars(make_settings(kind_of(method).settings_class, repr(method), values)))
     for name, value in resolved.items():
         if callable(value):
             raise SettingError(f"{method}: {name} is a function, which an experiment's record cannot hold")

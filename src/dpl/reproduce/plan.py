@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dpl.bench import BenchContext, Cell, GridRun, Store, Unit, cell_rows
+from dpl.bench.domains import CORRUPTED, FOLDER, known_domains
 from dpl.bench.engine import OnProgress
 from dpl.bench.grid import section_cells
-from dpl.bench.images import CORRUPTED, FOLDER, check_data, known_domains
+from dpl.bench.images import check_data
 from dpl.bench.section import SHIPPED, Section, read_sections, within
 from dpl.bench.store import StoredRequest, chosen, complete, read_requests, write_request
 from dpl.core.errors import DataError, SettingError

@@ -94,7 +94,7 @@ def plan(
 
 
 def _index_rows(number: int, domain: Domain) -> IntArray:
-    return np.stack([np.full(len(domain), number), domain.samples], axis=1)
+    return np.stack([np.full(len(domain), number), np.arange(len(domain))], axis=1)
 
 
 def _once(domains: Sequence[Domain]) -> list[_Stop]:
