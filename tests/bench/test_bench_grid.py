@@ -52,8 +52,6 @@ def expand(everything, tmp_path):
         ({"domains": ["sketch"]}, "names its streams by targets"),
         ({"sources": ["sketch"]}, "single_source"),
         ({"transform": "square big"}, "transform: 'square big'; expected"),
-        ({"holdout": 1.5}, "holdout=1.5: expected a number from 0 to 1"),
-        ({"holdout": 0}, "holdout=0.0: expected a fraction"),
         ({"limit": 2.5}, "limit=2.5 (float): expected a whole number of at least 1"),
         ({"severities": [5, 6]}, "severities=6: expected a whole number from 1 to 5"),
         ({"order": "random"}, "order='random': expected one of 'numpy', 'python'"),

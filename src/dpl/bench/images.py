@@ -1,8 +1,6 @@
 """From a unit to its images: which of a data set are streamed, in segments, as batches."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,16 +13,14 @@ from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch, ImageSet, batches, unchanged
 from dpl.data.corruptions.regenerate import corrupted_pixels, regenerated
-from dpl.data.sets import NO_LABEL, Indices, joined
+from dpl.data.sets import Indices, joined
 from dpl.data.transforms import make_transform
 from dpl.streams import Domain, Segment, domainbed_split, plan
 
 if TYPE_CHECKING:
     from dpl.bench.context import BenchContext
 
-__all__ = [
-    "StreamedDomain", "UnitStream", "check_data", "check_networks", "part_of", "streamed_image",
-]  # fmt: skip
+__all__ = ["StreamedDomain", "UnitStream", "check_data", "check_networks", "part_of", "streamed_image"]
 
 
 def _shifts(unit: Unit) -> list[tuple[str, int | None]]:
@@ -43,67 +39,43 @@ class StreamedDomain(NamedTuple):
 
 
 class UnitStream:
-    """What a unit streams: each domain at each severity, at the end its outliers, and their order of arrival."""
+    """What a unit streams: each domain at each severity, and their order of arrival."""
 
     def __init__(self, unit: Unit, context: "BenchContext") -> None:
         self.unit, self.context = unit, context
         self.parts = [self._open(name, severity) for name, severity in _shifts(unit)]
-        if unit.outliers is not None:
-            self.parts.append(self._outliers(unit.outliers, self.parts[0]))
+        self.segments: list[Segment] = plan(
+            unit.protocol, [part.domain for part in self.parts], seed=unit.seed, order=unit.order, delta=unit.delta,
+            visits=unit.visits, imbalance=unit.imbalance,
+        )  # fmt: skip
 
     def _open(self, name: str, severity: int | None) -> StreamedDomain:
-        """Open a domain at a severity, restricted to the images that are streamed."""
+        """Open a domain at a severity, restricted to the images that are streamed, corrupted if the unit says so."""
         unit = self.unit
         whole, index, notes = _domain(unit, self.context, name, severity)
         if not whole.labelled:
             raise DataError(f"{whole.name}: some of its images have no label; accuracy needs one for each")
         positions = _first(part_of(len(whole), unit.part, index, unit.seed, unit.holdout), unit.limit)
-        images = self._corrupted(whole, positions, name, severity)
+        if unit.corrupt is None or severity is None:
+            images = whole.subset(positions)
+        else:
+            transform, cache = make_transform(unit.transform), self.context.cache_folder()
+            images = regenerated(whole, positions, transform, name, severity, seed=unit.corrupt, cache=cache)
         return StreamedDomain(Domain(name, images.labels, severity), images, positions, len(whole), notes)
 
-    def _outliers(self, source: str, first: StreamedDomain) -> StreamedDomain:
-        """Return images of no known class: of another data set, corrupted as the stream is, or uniform noise."""
-        count = max(1, round(self.unit.outlier_ratio * len(first.images)))
-        if source == "noise":
-            width, height = first.images.load(0).size
-            random = np.random.default_rng(self.unit.seed)
-            pixels = random.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
-            whole, severity = ImageSet.from_array("noise", pixels, np.zeros(count, dtype=np.int64), ["noise"]), None
-        else:
-            benchmark, _ = self.context.open(source)
-            whole, severity = joined([*benchmark.domains.values()]), first.domain.severity
-        positions = _first(np.arange(len(whole)), count)
-        images = self._corrupted(whole, positions, first.domain.name, severity)
-        images = replace(images, classes=first.images.classes, labels=np.full(len(images), NO_LABEL))
-        return StreamedDomain(Domain("outliers", images.labels), images, positions, len(whole))
-
-    def _corrupted(self, whole: ImageSet, positions: Indices, name: str, severity: int | None) -> ImageSet:
-        """Return the images at these positions, corrupted where the unit says so."""
-        unit = self.unit
-        if unit.corrupt is None or severity is None:
-            return whole.subset(positions)
-        transform, cache = make_transform(unit.transform), self.context.cache_folder()
-        return regenerated(whole, positions, transform, name, severity, seed=unit.corrupt, cache=cache)
-
-    @cached_property
-    def segments(self) -> list[Segment]:
-        """The order in which the unit meets the images of its parts."""
-        unit, domains = self.unit, [part.domain for part in self.parts]
-        return plan(
-            unit.protocol, domains[: len(_shifts(unit))], seed=unit.seed, order=unit.order, delta=unit.delta,
-            visits=unit.visits, imbalance=unit.imbalance, outliers=None if unit.outliers is None else domains[-1],
-        )  # fmt: skip
+    def members(self, segment: Segment) -> dict[int, StreamedDomain]:
+        """Return the parts that a segment takes from, by their numbers."""
+        return {number: self.parts[number] for number in np.unique(segment.indices[:, 0]).tolist()}
 
     def batches(self, segment: Segment) -> Iterator[Batch]:
-        """Yield a segment's images in order of arrival; `indices` are rows of the joined images of its parts."""
-        unit, context = self.unit, self.context
-        numbers = sorted(set(segment.indices[:, 0].tolist()))
-        chosen = joined([self.parts[number].images for number in numbers])
+        """Yield a segment's images in order of arrival; `indices` are rows of the joined images of its members."""
+        unit, members = self.unit, self.members(segment)
         offsets = np.zeros(len(self.parts), dtype=np.int64)
-        offsets[numbers] = np.cumsum([0, *(len(self.parts[number].images) for number in numbers[:-1])])
+        offsets[list(members)] = np.cumsum([0, *(len(part.images) for part in members.values())])[:-1]
         rows = offsets[segment.indices[:, 0]] + segment.indices[:, 1]
+        chosen = joined([part.images for part in members.values()])
         transform = unchanged() if unit.corrupt is not None else make_transform(unit.transform)
-        return batches(chosen, rows, transform, unit.batch_size, workers=1, cache=context.decoded)
+        return batches(chosen, rows, transform, unit.batch_size, workers=1, cache=self.context.decoded)
 
 
 def _domain(

@@ -70,10 +70,7 @@ class Section(StreamSettings, Checked):
         """Refuse keys that the protocol or the data set would silently ignore."""
         super().__post_init__()
         by_domain = self.protocol in BY_DOMAIN
-        resets = by_domain or PROTOCOLS[self.protocol].reset == "each"
         conflicts = [
-            (self.holdout in (0, 1),
-             f"holdout={self.holdout}: expected a fraction between 0 and 1, without both ends"),
             (by_domain and self.dataset not in DOMAINS,
              f"protocol {self.protocol}: needs a data set of domains, {self.dataset} is not"),
             (self.dataset == FOLDER and not self.domains,
@@ -88,9 +85,6 @@ class Section(StreamSettings, Checked):
              f"corrupt: {self.dataset} is not a set of clean images ({', '.join(CLEAN)})"),
             (self.source == "rest" and self.corrupt is None,
              "source: rest is for clean images that are corrupted here"),
-            (self.outliers == self.dataset, "outliers: expected another data set than the stream's, or noise"),
-            (self.outliers and self.corrupt is not None and not resets,
-             "outliers: are corrupted as the stream is; use a protocol that resets at each corruption"),
         ]  # fmt: skip
         for is_wrong, message in conflicts:
             if is_wrong:

@@ -22,6 +22,9 @@ __all__ = [
 
 Settings = Mapping[str, Any]
 
+# Options that units no longer have, as records name them where they were not used.
+_UNUSED = [("changing", None), ("outliers", None), ("outlier_ratio", 1.0)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceData(Checked):
@@ -49,11 +52,7 @@ class StreamSettings:
     delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=DELTAS[0], high=DELTAS[1])
     visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
     imbalance: float | None = setting(None, "label shift: most frequent class over rarest", low=1, later=True)
-    outliers: str | None = setting(None, "mix in images of no known class: noise, or a data set", later=True,
-                                   choices=(None, "noise", *DOMAINS, *CLEAN))  # fmt: skip
-    outlier_ratio: float = setting(1.0, "outliers for each image of a known class", low=0, later=True)
     stream_speed: float | None = setting(None, "batches that arrive in the time of one prediction", low=0, later=True)
-    holdout: float = setting(0.2, "fraction of each domain in the validation split", low=0, high=1)
     limit: int | None = setting(None, "use at most so many images of each domain", low=1)
     transform: str = setting("unchanged", "how images are resized and cropped")
 
@@ -67,7 +66,8 @@ class Unit(StreamSettings):
 
     domains: tuple[str, ...]  # or corruptions, in the order in which they are streamed
     severities: tuple[int, ...] = ()
-    part: str = "whole"  # or of DomainBed's split of each domain: `inside` (80 %), `outside`
+    part: str = "whole"  # or of DomainBed's split of each domain: `inside`, `outside`
+    holdout: float = 0.2  # fraction of a domain that is outside
     files: Mapping[str, str] = field(default_factory=dict)  # the data set's `images` and `classes`, by their content
     protocol: str = "reset_each_shift"
     seed: int  # of the split, the order of the stream, and the method's own random numbers
@@ -106,10 +106,10 @@ class Unit(StreamSettings):
     def from_record(cls, record: Mapping[str, Any]) -> "Unit":
         """Return the unit that `record()` was made from."""
         known = {f.name for f in dataclasses.fields(cls)}
-        used = {name: value for name, value in with_tuples(record).items() if value is not None}
+        used = {name: value for name, value in with_tuples(record).items() if (name, value) not in _UNUSED}
         for name in used.keys() - known:
             raise DataError(f"unit record: unknown field {name!r}. {did_you_mean(name, known)}")
-        if "source" in used:
+        if used.get("source"):
             used["source"] = SourceData(**with_tuples(used["source"]))
         return cls(**used)
 

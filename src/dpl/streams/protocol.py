@@ -11,7 +11,7 @@ import numpy as np
 from dpl.core.errors import SettingError, did_you_mean
 from dpl.core.settings import whole_number
 from dpl.streams import orders
-from dpl.streams.domain import Domain, IntArray, Segment
+from dpl.streams.domain import Domain, Segment
 
 __all__ = ["PROTOCOLS", "Protocol", "plan"]
 
@@ -54,7 +54,6 @@ def plan(
     delta: float | None = None,
     visits: int | None = None,
     imbalance: float | None = None,
-    outliers: Domain | None = None,
 ) -> list[Segment]:
     """Return the segments of a stream of `domains` under the named protocol.
 
@@ -64,8 +63,6 @@ def plan(
     Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence.
 
     `imbalance` shifts the labels: the most frequent class of a segment has so many times the samples of the rarest.
-    `outliers` are samples of no known class that are mixed into every segment; in index rows their domain has the
-    number `len(domains)`.
     """
     if protocol not in PROTOCOLS:
         raise SettingError(f"unknown protocol {protocol!r}. {did_you_mean(str(protocol), PROTOCOLS)}")
@@ -75,7 +72,8 @@ def plan(
     segments: list[Segment] = []
     for lap, (name, severity, members, way) in product(range(visits or 1), _WALKS[chosen.walk](domains)):
         visit = lap + way
-        rows = np.concatenate([_index_rows(i, domains[i]) for i in members])
+        sizes = [(i, len(domains[i])) for i in members]
+        rows = np.concatenate([np.column_stack([np.full(size, i), np.arange(size)]) for i, size in sizes])
         labels = np.concatenate([domains[i].labels for i in members])
         generator = orders.seeded(seed, name, visit)
         arrival = orders.python_shuffle(len(rows), seed) if order == "python" else generator.permutation(len(rows))
@@ -85,16 +83,8 @@ def plan(
             arrival = orders.by_class(labels, arrival)
         if imbalance is not None:
             arrival = orders.long_tailed(labels, arrival, imbalance, generator)
-        rows = rows[arrival]
-        if outliers is not None:
-            drawn = generator.permutation(len(outliers))
-            rows = orders.with_outliers(rows, _index_rows(len(domains), outliers)[drawn], generator)
-        segments.append(Segment(name, rows, chosen.reset == "each" or not segments, severity, visit))
+        segments.append(Segment(name, rows[arrival], chosen.reset == "each" or not segments, severity, visit))
     return segments
-
-
-def _index_rows(number: int, domain: Domain) -> IntArray:
-    return np.stack([np.full(len(domain), number), np.arange(len(domain))], axis=1)
 
 
 def _once(domains: Sequence[Domain]) -> list[_Stop]:
