@@ -1,5 +1,6 @@
 """From a unit to its images: which of a data set are streamed, in segments, as batches."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ from dpl.data import Batch, ImageSet, batches, unchanged
 from dpl.data.corruptions.regenerate import corrupted_pixels, regenerated
 from dpl.data.sets import Indices, joined
 from dpl.data.transforms import make_transform
-from dpl.streams import Domain, Segment, domainbed_split, plan
+from dpl.streams import Domain, Order, Segment, domainbed_split, plan
 
 if TYPE_CHECKING:
     from dpl.bench.context import BenchContext
@@ -44,10 +45,9 @@ class UnitStream:
     def __init__(self, unit: Unit, context: "BenchContext") -> None:
         self.unit, self.context = unit, context
         self.parts = [self._open(name, severity) for name, severity in _shifts(unit)]
-        self.segments: list[Segment] = plan(
-            unit.protocol, [part.domain for part in self.parts], seed=unit.seed, order=unit.order, delta=unit.delta,
-            visits=unit.visits, imbalance=unit.imbalance,
-        )  # fmt: skip
+        order = {field.name: getattr(unit, field.name) for field in dataclasses.fields(Order)}
+        domains = [part.domain for part in self.parts]
+        self.segments: list[Segment] = plan(unit.protocol, domains, seed=unit.seed, **order)
 
     def _open(self, name: str, severity: int | None) -> StreamedDomain:
         """Open a domain at a severity, restricted to the images that are streamed, corrupted if the unit says so."""

@@ -46,7 +46,7 @@ class MethodEntry(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section(StreamSettings, Checked):
+class Section(StreamSettings):
     """One grid of a file: every method on every stream with every seed."""
 
     name: str = setting(MISSING, "title of the section's table; by default the data set")

@@ -13,7 +13,7 @@ from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.settings import Checked, make_settings, setting
 from dpl.methods import get_method
 from dpl.methods.base import Method
-from dpl.streams.protocol import DELTAS, ORDERS
+from dpl.streams.protocol import Order
 
 __all__ = [
     "Candidate", "Cell", "SourceData", "StreamSettings", "Unit", "kind_of", "resolved_settings", "settings_of",
@@ -40,7 +40,7 @@ class SourceData(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamSettings:
+class StreamSettings(Order):
     """What a section of an experiment file and each of its units say alike."""
 
     dataset: str = setting(MISSING, "name of the data set, or folder: class folders at the paths of `domains`",
@@ -48,10 +48,6 @@ class StreamSettings:
     network: str = setting(MISSING, "name of the network")
     batch_size: int = setting(MISSING, "images per batch", low=1)
     corrupt: int | None = setting(None, "corrupt clean images here: true, or a seed", low=0)
-    order: str = setting("numpy", "generator that shuffles a stream", choices=ORDERS)
-    delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=DELTAS[0], high=DELTAS[1])
-    visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
-    imbalance: float | None = setting(None, "label shift: most frequent class over rarest", low=1, later=True)
     stream_speed: float | None = setting(None, "batches that arrive in the time of one prediction", low=0, later=True)
     limit: int | None = setting(None, "use at most so many images of each domain", low=1)
     transform: str = setting("unchanged", "how images are resized and cropped")
@@ -76,6 +72,9 @@ class Unit(StreamSettings):
     method: str
     settings: Settings = field(default_factory=dict)
     source: SourceData | None = None
+
+    def __post_init__(self) -> None:
+        """Check nothing: units are made by the thousand, of sections that were checked."""
 
     @cached_property
     def key(self) -> str:
