@@ -12,7 +12,7 @@ from statistics import fmean
 
 import torch
 
-from dpl.bench import BenchContext, Candidate, Cell, Store, read_grid, run_cells
+from dpl.bench import BenchContext, Candidate, Cell, GridRun, Store, read_grid
 from dpl.bench.store import complete
 
 CONFIG = Path(__file__).parents[1] / "src/dpl/configs" / "calibration.yaml"
@@ -35,7 +35,7 @@ def main() -> None:
     cases.sort(key=lambda case: case.seed)  # all settings with one seed before the next seed
     store = Store(args.out)
     if not args.no_run:
-        failed = run_cells(cases, store, BenchContext(args.data, files=grid.files, decoded=args.cache), tell)
+        failed = GridRun(cases, store, BenchContext(args.data, files=grid.files, decoded=args.cache), tell).run()
         print("".join(f"failed: {reason}\n" for reason in failed.values()))
     for section in dict.fromkeys(case.section for case in cases):
         print(table([case for case in cases if case.section == section and complete(case, store)], store))

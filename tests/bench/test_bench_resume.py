@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.tiny import context_of, everything_file, run_all, without_times
-from dpl.bench import Store, cell_rows, run_cells, run_in_processes
-from dpl.bench.engine import GridRun
+from bench.tiny import context_of, everything_file, run_all, units_of, without_times
+from dpl.bench import GridRun, Store, cell_rows, run_in_processes
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +62,13 @@ def test_killed_interrupted_and_resumed_gives_the_same_figures_on_all_eight_layo
     second, errors = end_after(start_bench(file, everything, out), out, len(first) + 4, signal.SIGINT)
     assert errors.splitlines()[-1] == "dpl bench: interrupted; what was finished is kept"
     assert "Traceback" not in errors
-    assert first < second < {unit.key for unit in grid.units()}
+    assert first < second < {unit.key for unit in units_of(grid)}
 
     resumed = Store(out)
-    assert run_cells(grid.cells, resumed, context_of(everything, grid)) == {}
+    assert GridRun(grid.cells, resumed, context_of(everything, grid)).run() == {}
     same_results(grid.cells, store, resumed)
     assert times == {key: (out / "units" / key / "done").stat().st_mtime_ns for key in first}, "a unit was run again"
-    assert {path.name for path in (out / "units").iterdir()} == {unit.key for unit in grid.units()}, "drafts are left"
+    assert {path.name for path in (out / "units").iterdir()} == {unit.key for unit in units_of(grid)}, "drafts are left"
 
 
 def test_two_processes_share_a_store_and_run_each_unit_once(undisturbed, everything, tmp_path):
@@ -96,7 +95,7 @@ def test_every_layout_was_measured(undisturbed):
 
 def test_a_damaged_unit_is_run_again(undisturbed, everything, tmp_path):
     grid, store = undisturbed
-    unit = grid.units()[0]
+    unit = units_of(grid)[0]
     copy = Store(tmp_path)
     folder = tmp_path / "units" / unit.key
     folder.mkdir(parents=True)
@@ -107,6 +106,6 @@ def test_a_damaged_unit_is_run_again(undisturbed, everything, tmp_path):
     again = Store(tmp_path)
     assert not again.done(unit)
     cell = next(cell for cell in grid.cells if cell.candidates[0].target.key == unit.key)
-    assert run_cells([cell], again, context_of(everything, grid)) == {}
+    assert GridRun([cell], again, context_of(everything, grid)).run() == {}
     assert without_times(again.records(unit)) == without_times(store.records(unit))
     assert json.loads((folder / "done").read_text()).keys() == {"unit.json", "results.jsonl", "predictions.npz"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.tiny import context_of, grid_of, write_yaml
-from dpl.bench import BenchContext, Candidate, Cell, Outcome, Store, Unit, cell_rows, read_grid, run_cells
+from dpl.bench import Candidate, Cell, GridRun, Outcome, Store, Unit, cell_rows
 from dpl.bench.store import best, chosen, oracle, runnable_units
 
 
@@ -36,12 +36,12 @@ def judged(store: Store, of: Cell, scores: list[tuple[float, float]]) -> None:
             commit(store, validation, accuracy)
 
 
-def test_the_papers_grid_in_its_order(everything):
+def test_the_papers_grid_in_its_order(everything, tmp_path):
     content = {
         "dataset": "pacs", "protocol": "leave_one_domain_out", "targets": ["sketch"], "network": "debug_cnn",
         "weights": "{weights}/pacs.safetensors", "batch_size": 8, "selection": True, "methods": ["tent", "source"],
     }  # fmt: skip
-    tent, source = read_grid(content, BenchContext(everything, everything / "weights", everything)).cells
+    tent, source = grid_of(write_yaml(tmp_path / "grid.yaml", content), everything).cells
     assert [candidate.values for candidate in tent.candidates] == [
         {"lr": 5e-6, "steps": 1}, {"lr": 5e-6, "steps": 2}, {"lr": 5e-5, "steps": 1}, {"lr": 5e-5, "steps": 2},
         {"lr": 5e-4, "steps": 1}, {"lr": 5e-4, "steps": 2},
@@ -103,7 +103,7 @@ def test_selection_end_to_end_never_streams_the_target_for_the_choice(everything
     counts = {c.label: len(c.candidates) for c in grid.cells}
     assert counts == {"tent": 2, "t3a": 2, "source": 1, "pl": 1}
     store = Store(tmp_path / "out")
-    assert run_cells(grid.cells, store, context_of(everything, grid)) == {}
+    assert GridRun(grid.cells, store, context_of(everything, grid)).run() == {}
     streamed = [(u.method, u.domains[0], u.part) for u in store.units()]
     assert streamed.count(("tent", "sketch", "inside")) == 1
     for domain in ("art_painting", "cartoon", "photo"):

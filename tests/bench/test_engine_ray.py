@@ -12,9 +12,8 @@ import pytest
 
 from bench.test_bench_resume import end_after, finished
 from bench.tiny import CORRUPTIONS, context_of, run_all, without_times, write_yaml
-from dpl.bench import Store, cell_rows
+from dpl.bench import GridRun, Store, cell_rows
 from dpl.bench.cluster import ClusterOptions, run_on_ray
-from dpl.bench.engine import GridRun
 from dpl.cli import main
 from dpl.core.errors import DplError, SettingError
 from turns import my_turn
@@ -79,7 +78,7 @@ def busy_worker(node) -> int:
                 is_ours = f"PPid:\t{parent}\n" in (process / "status").read_text()
             except OSError:
                 continue
-            if is_ours and title.startswith(b"ray::_run_unit"):
+            if is_ours and title.startswith(b"ray::_run_job"):
                 return int(process.name)
         time.sleep(0.01)
     raise AssertionError("no task was met half-way")
@@ -148,7 +147,7 @@ def test_a_unit_that_fails_is_noted_and_the_others_run(serial, cluster, everythi
 def test_a_node_that_does_not_see_the_data_ends_the_run(serial, cluster, tmp_path):
     grid, _ = serial
     context = context_of(tmp_path / "elsewhere", grid)
-    with pytest.raises(DplError, match=r"does not see .*elsewhere; put data on a shared file system"):
+    with pytest.raises(DplError, match=r"does not see .*elsewhere; put data and results on a shared file system"):
         run_on_ray(GridRun(grid.cells, Store(tmp_path), context), ClusterOptions(address=cluster.address))
 
 
@@ -163,14 +162,6 @@ def test_options_that_cannot_work_are_told():
         ClusterOptions(address="ray://somewhere:10001")
     with pytest.raises(SettingError, match="cpus=0"):
         ClusterOptions(cpus=0)
-
-
-def test_a_command_that_ray_ends_says_that_finished_runs_are_kept():
-    """Ray ends the process of a node that died at once, without an exception."""
-    code = "import os, sys; from dpl.bench.cluster import last_words\nwith last_words('kept'): {}"
-    for end, told in (("os._exit(1)", "dpl bench: kept\n"), ("pass", "")):
-        done = subprocess.run([sys.executable, "-c", code.format(end)], capture_output=True, text=True, check=False)
-        assert done.stderr == told
 
 
 def test_a_cluster_that_cannot_be_reached_is_told(everything, tmp_path, capsys):

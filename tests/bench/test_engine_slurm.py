@@ -11,9 +11,8 @@ import pytest
 
 from bench.test_bench_resume import same_results
 from bench.tiny import context_of, everything_file, grid_of
-from dpl.bench import Store, run_cells
+from dpl.bench import GridRun, Store
 from dpl.bench.cluster import ClusterOptions, run_on_slurm
-from dpl.bench.engine import GridRun
 from dpl.cli import main
 from dpl.core.errors import SettingError
 
@@ -28,7 +27,7 @@ def serial(everything, one_thread, tmp_path_factory):
     grid = grid_of(everything_file(folder), everything)
     cells = [cell for cell in grid.cells if cell.section in ("pacs", "cifar100_c")]
     store = Store(folder / "out")
-    assert run_cells(cells, store, context_of(everything, grid)) == {}
+    assert GridRun(cells, store, context_of(everything, grid)).run() == {}
     return grid, cells, store
 
 

@@ -16,7 +16,7 @@ from data.make import (
     make_vlcs,
 )
 from dpl.backbones import create
-from dpl.bench import BenchContext, ExperimentGrid, Store, Unit, read_grid, run_cells
+from dpl.bench import BenchContext, ExperimentGrid, GridRun, Store, Unit, read_grid
 from dpl.bench.unit import resolved_settings
 
 CLASSES = {"pacs": 7, "vlcs": 5, "office_home": 65, "terra_incognita": 10, "domainnet126": 6, "cifar10_c": 10,
@@ -79,6 +79,11 @@ def grid_of(file: Path, root: Path, limit: int | None = None) -> ExperimentGrid:
     return read_grid(file, BenchContext(root, root / "weights", file.parent), limit=limit)
 
 
+def units_of(grid: ExperimentGrid) -> list[Unit]:
+    """Return every unit that may have to run, each once."""
+    return list({unit.key: unit for cell in grid.cells for unit in cell.units()}.values())
+
+
 def context_of(root: Path, grid: ExperimentGrid, **options) -> BenchContext:
     return BenchContext(root, files=grid.files, **options)
 
@@ -102,5 +107,5 @@ def without_times(rows: list[dict]) -> list[dict]:
 def run_all(file: Path, root: Path, out: Path) -> tuple[ExperimentGrid, Store]:
     """Run an experiment in this process, undisturbed; return it with its results."""
     grid, store = grid_of(file, root), Store(out)
-    assert run_cells(grid.cells, store, context_of(root, grid)) == {}
+    assert GridRun(grid.cells, store, context_of(root, grid)).run() == {}
     return grid, store

@@ -4,7 +4,7 @@ Here lives what a grid of runs needs; the paper's tables are in `reproduce`, pag
 """
 
 from dpl.bench.context import BenchContext
-from dpl.bench.engine import UnitProgress, run_cells, run_in_processes
+from dpl.bench.engine import GridRun, UnitProgress, run_in_processes
 from dpl.bench.grid import ExperimentGrid, read_grid
 from dpl.bench.run import Outcome, run_unit
 from dpl.bench.store import Store
@@ -13,7 +13,7 @@ from dpl.bench.unit import Candidate, Cell, SourceData, Unit
 from dpl.runs.online import OnlineResult, evaluate
 
 __all__ = [
-    "BenchContext", "Candidate", "Cell", "ExperimentGrid", "OnlineResult", "Outcome",
+    "BenchContext", "Candidate", "Cell", "ExperimentGrid", "GridRun", "OnlineResult", "Outcome",
     "SourceData", "Store", "Unit", "UnitProgress", "cell_rows", "evaluate", "frame", "measured_tables", "read_grid",
-    "run_cells", "run_in_processes", "run_unit",
+    "run_in_processes", "run_unit",
 ]  # fmt: skip

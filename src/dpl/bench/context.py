@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from dpl.backbones import create, keep_classes
-from dpl.bench.images import FOLDER, StreamedDomain, UnitStream, part_of
+from dpl.bench.domains import FOLDER
+from dpl.bench.images import StreamedDomain, UnitStream, part_of
 from dpl.bench.unit import SourceData, Unit, with_tuples
 from dpl.core.errors import DataError
 from dpl.core.files import file_sha256

@@ -1,31 +1,28 @@
-"""Run all units of a grid: those that are not done yet, in one process or in several, here or on other machines too.
+"""Run all units of a grid: those that are not done yet, in this process or in several, here or on other machines.
 
 Every process walks through all cells and runs what nobody else has claimed, so that nothing has to be handed out.
 """
 
 import multiprocessing
-import queue
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from dpl.bench.context import BenchContext
-from dpl.bench.run import Outcome, run_unit, unit_accuracy
+from dpl.bench.run import run_unit, unit_accuracy
 from dpl.bench.store import Store, runnable_units
 from dpl.bench.unit import Cell, Unit
 from dpl.core.allocator import keep_freed_memory
 from dpl.core.errors import DplError
 from dpl.runs.online import OnlineResult
 
-__all__ = [
-    "Failure", "GridRun", "OnProgress", "UnitProgress", "prepare_process", "run_cells", "run_in_processes", "try_unit",
-]  # fmt: skip
+__all__ = ["GridRun", "IsOver", "OnProgress", "UnitProgress", "prepare_process", "run_in_processes"]
 
 _PAUSE = 0.5  # seconds between two checks of what other processes do
 
@@ -42,7 +39,13 @@ class UnitProgress(NamedTuple):
 
 
 OnProgress = Callable[[UnitProgress], None]
-Failure = tuple[str, str]  # why a unit could not be run, and the details
+IsOver = Callable[[], bool]  # says whether all processes of a group have ended
+# Starts so many processes that each run a grid; they end with the block.
+StartJobs = Callable[["GridRun", int], AbstractContextManager[IsOver]]
+
+
+def _tell_nobody(progress: UnitProgress) -> None:
+    """Ignore progress; a function with a name, because other processes import it."""
 
 
 @dataclass(frozen=True)
@@ -56,124 +59,119 @@ class GridRun:
     cells: Sequence[Cell]
     store: Store
     context: BenchContext
-    on_progress: OnProgress = lambda progress: None
+    on_progress: OnProgress = _tell_nobody
     begun: float = field(default_factory=time.time)
 
-    def run(self, go_on: Callable[[], bool] = lambda: True) -> None:
-        """Run every unit that is not done and that no other process has claimed, until all are done."""
-        while go_on():
+    def run(self) -> dict[str, str]:
+        """Run every unit that is not done until all are, whoever runs them; return the errors by the unit's key."""
+        while self.pending(self.cells):
             ran = False
             for cell in self.cells:  # a unit that is done may decide which of its cell comes next
                 while any([self._run(unit) for unit in self.pending([cell])]):
                     ran = True
-            if not self.pending():
-                return
             if not ran:
                 time.sleep(_PAUSE)  # another process has what is left
+        return self.failures()
 
-    def pending(self, cells: Sequence[Cell] | None = None) -> list[Unit]:
+    def run_by_jobs(self, start: StartJobs, jobs: int, retries: int = 0) -> dict[str, str]:
+        """Do as `run` with other processes, which share the store; what is left when all have ended is retried."""
+        root, context = self.store.root.absolute(), self.context.absolute()
+        root.mkdir(parents=True, exist_ok=True)
+        run = replace(self, store=Store(root), context=context, on_progress=_tell_nobody)
+        left = {unit.key: unit for unit in self._units() if not self._has_ended(unit)}
+        for _ in range(retries + 1):
+            if count := min(jobs, len(self.pending(self.cells))):
+                with start(run, count) as is_over:
+                    self._follow(is_over, left)
+        if self.pending(self.cells):
+            raise DplError(
+                f"jobs ended before their work; what was finished is kept, and {root / 'jobs'} has the output of jobs "
+                "of Slurm. Run again to resume"
+            )
+        return self.failures()
+
+    def _follow(self, is_over: IsOver, left: dict[str, Unit]) -> None:
+        """Tell how units end that other processes run, and take them out of those that are left."""
+        over = False
+        while not over:
+            time.sleep(_PAUSE)
+            over = is_over()
+            for unit in [unit for unit in left.values() if self._has_ended(unit)]:
+                self._tell_end(unit)
+                del left[unit.key]
+
+    def pending(self, cells: Sequence[Cell]) -> list[Unit]:
         """Return the units that may run now, are not done and have not failed."""
-        units = [unit for cell in (self.cells if cells is None else cells) for unit in runnable_units(cell, self.store)]
-        return [unit for unit in units if self.store.failure(unit, self.begun) is None]
+        units = [unit for cell in cells for unit in runnable_units(cell, self.store)]
+        return [unit for unit in units if not self._has_ended(unit)]
 
     def failures(self) -> dict[str, str]:
         """Return the reasons of the units that failed, by the unit's key."""
-        units = [unit for cell in self.cells for unit in cell.units()]
-        return {unit.key: error for unit in units if (error := self.store.failure(unit, self.begun)) is not None}
+        found = {unit.key: self.store.failure(unit, self.begun) for unit in self._units()}
+        return {key: error for key, error in found.items() if error is not None}
 
-    @contextmanager
-    def claim(self, unit: Unit) -> Iterator[bool]:
-        """Yield whether a unit is to be run here: nobody else has it, and it is still to be done."""
-        with self.store.claim(unit) as mine:
-            yield mine and not self.store.done(unit) and self.store.failure(unit, self.begun) is None
+    def _units(self) -> Iterator[Unit]:
+        return (unit for cell in self.cells for unit in cell.units())
+
+    def _has_ended(self, unit: Unit) -> bool:
+        return self.store.done(unit) or self.store.failure(unit, self.begun) is not None
 
     def _run(self, unit: Unit) -> bool:
         """Run one unit unless another process does or did; return whether it was run here."""
-        with self.claim(unit) as mine:
-            if mine:
-                self.keep(unit, try_unit(unit, self.context, self.on_progress))
-        return mine
 
-    def keep(self, unit: Unit, outcome: Outcome | Failure) -> None:
-        """Store a unit's results, or why there are none, and tell."""
-        if isinstance(outcome, Outcome):
-            self.store.commit(unit, outcome)
-        else:
-            self.store.note_failure(unit, *outcome)
-        self.tell(unit)
+        def on_batch(result: OnlineResult) -> None:
+            self.on_progress(UnitProgress(unit, len(result.labels), result.accuracy, result.seconds))
 
-    def tell(self, unit: Unit) -> bool:
-        """Tell how a unit ended, as the store has it; return False if it did not yet."""
-        if self.store.done(unit):
-            records = self.store.records(unit)
-            images = sum(record["n"] for record in records)
-            seconds = sum(record["seconds_per_image"] * record["n"] for record in records)
-            self.on_progress(UnitProgress(unit, images, unit_accuracy(records), seconds, ended=True))
-        elif (error := self.store.failure(unit, self.begun)) is not None:
-            self.on_progress(UnitProgress(unit, 0, float("nan"), ended=True, error=error))
-        else:
-            return False
+        with self.store.claim(unit) as mine:
+            if not mine or self._has_ended(unit):
+                return False
+            try:
+                self.store.commit(unit, run_unit(unit, self.context, on_batch))
+            except OSError:  # a full or vanished disk would fail all the others too
+                raise
+            except Exception as error:  # one broken method must not cost a night's other results
+                reason = str(error) if isinstance(error, DplError) else f"{type(error).__name__}: {error}"
+                self.store.note_failure(unit, reason, traceback.format_exc())
+        self._tell_end(unit)
         return True
 
-
-def try_unit(unit: Unit, context: BenchContext, on_progress: OnProgress) -> Outcome | Failure:
-    """Run one unit and return what came of it."""
-
-    def on_batch(result: OnlineResult) -> None:
-        on_progress(UnitProgress(unit, len(result.labels), result.accuracy, result.seconds))
-
-    try:
-        return run_unit(unit, context, on_batch)
-    except OSError:  # a full or vanished disk would fail all the others too
-        raise
-    except Exception as error:  # one broken method must not cost a night's other results
-        reason = str(error) if isinstance(error, DplError) else f"{type(error).__name__}: {error}"
-        return reason, traceback.format_exc()
-
-
-def run_cells(
-    cells: Sequence[Cell], store: Store, context: BenchContext, on_progress: OnProgress = lambda progress: None
-) -> dict[str, str]:
-    """Run all cells in this process, beside others that use the store; return the errors by the unit's key."""
-    run = GridRun(cells, store, context, on_progress)
-    run.run()
-    return run.failures()
+    def _tell_end(self, unit: Unit) -> None:
+        """Tell how a unit ended, as the store has it."""
+        if (error := self.store.failure(unit, self.begun)) is not None:
+            self.on_progress(UnitProgress(unit, 0, float("nan"), ended=True, error=error))
+            return
+        records = self.store.records(unit)
+        images = sum(record["n"] for record in records)
+        seconds = sum(record["seconds_per_image"] * record["n"] for record in records)
+        self.on_progress(UnitProgress(unit, images, unit_accuracy(records), seconds, ended=True))
 
 
 def run_in_processes(run: GridRun, workers: int, threads: int) -> dict[str, str]:
-    """Do as `run_cells` with several processes, each with its own threads; events come from all of them."""
-    spawn = multiprocessing.get_context("spawn")
-    events: Any = spawn.Queue()
-    arguments = (replace(run, on_progress=events.put), threads, events)
-    processes = [spawn.Process(target=_worker, args=arguments, daemon=True) for _ in range(workers)]
-    alive = True
-    try:
+    """Do as `GridRun.run` with several processes, each with its own threads."""
+
+    @contextmanager
+    def start(run: GridRun, count: int) -> Iterator[IsOver]:
+        spawn = multiprocessing.get_context("spawn")
+        processes = [spawn.Process(target=_work, args=(run, threads), daemon=True) for _ in range(count)]
         for process in processes:
             process.start()
-        while alive:
-            alive = any(process.is_alive() for process in processes)
-            with suppress(queue.Empty):
-                while True:
-                    run.on_progress(events.get(timeout=_PAUSE if alive else 0))
-    finally:
-        for process in processes:
-            if process.is_alive():
+        try:
+            yield lambda: not any(process.is_alive() for process in processes)
+        finally:
+            for process in processes:
                 process.terminate()
-            process.join()
-    if any(process.exitcode for process in processes):
-        raise DplError("a worker process ended before its work; what was finished is kept. Run again to resume")
-    return run.failures()
+                process.join()
+
+    return run.run_by_jobs(start, workers)
 
 
-def _worker(run: GridRun, threads: int, events: Any) -> None:
-    parent = multiprocessing.parent_process()
+def _work(run: GridRun, threads: int) -> None:
     prepare_process(threads)
-    try:
-        run.run(go_on=lambda: parent is None or parent.is_alive())
-    except KeyboardInterrupt:  # the parent reports it for all
-        events.cancel_join_thread()
-    except OSError as error:
-        sys.exit(f"worker: {error}")
+    with suppress(KeyboardInterrupt):  # the parent reports it for all
+        try:
+            run.run()
+        except OSError as error:
+            sys.exit(f"worker: {error}")
 
 
 def prepare_process(threads: int) -> None:

@@ -1,9 +1,7 @@
 """From a unit to its images: which of a data set are streamed, in segments, as batches."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import islice
+import dataclasses
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,47 +9,24 @@ import numpy as np
 from PIL import Image
 
 from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
+from dpl.bench.domains import CLEAN, CORRUPTED, DOMAINS, FOLDER
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch, ImageSet, batches, unchanged
-from dpl.data.corruptions import CorruptionPair, changing_corruptions, corrupt_pair
 from dpl.data.corruptions.regenerate import corrupted_pixels, regenerated
-from dpl.data.facts import CORRUPTIONS, DOMAIN_FOLDERS, DOMAINNET126_COUNTS, EXTRA_CORRUPTIONS
-from dpl.data.imagenet_variants import IMAGENET_VARIANTS
-from dpl.data.sets import NO_LABEL, Indices, Source, joined, normalise_name
-from dpl.data.transforms import Transform, make_transform
-from dpl.streams import Domain, Segment, domainbed_split, plan
+from dpl.data.sets import Indices, joined
+from dpl.data.transforms import make_transform
+from dpl.streams import Domain, Order, Segment, domainbed_split, plan
 
 if TYPE_CHECKING:
     from dpl.bench.context import BenchContext
 
-__all__ = [
-    "CLEAN", "CORRUPTED", "DOMAINS", "FOLDER", "StreamedDomain", "UnitStream", "check_data", "check_networks",
-    "known_domains", "part_of", "streamed_image",
-]  # fmt: skip
-
-# Data sets by what their domains are.
-_FOLDERS = ("pacs", "vlcs", "office_home", "terra_incognita")
-DOMAINS = {name: tuple(DOMAIN_FOLDERS[normalise_name(name)].counts) for name in _FOLDERS}
-DOMAINS["domainnet126"] = tuple(DOMAINNET126_COUNTS)
-FOLDER = "folder"  # images in class folders; its domains are paths below the data folder
-CORRUPTED = ("cifar10_c", "cifar100_c", "imagenet_c")
-CLEAN = {"imagenet": "val"} | dict.fromkeys(("cifar10", "cifar100", "cifar10_1", *IMAGENET_VARIANTS), "test")
-
-
-def known_domains(dataset: str, corrupted: bool) -> tuple[str, ...]:
-    """Return the names that a data set's domains can have."""
-    if dataset in DOMAINS:
-        return DOMAINS[dataset]
-    return (*CORRUPTIONS, *EXTRA_CORRUPTIONS) if corrupted or dataset in CORRUPTED else (CLEAN[dataset],)
+__all__ = ["StreamedDomain", "UnitStream", "check_data", "check_networks", "part_of", "streamed_image"]
 
 
 def _shifts(unit: Unit) -> list[tuple[str, int | None]]:
     """Return every domain of a unit at every severity, in the order in which its predictions number them."""
-    levels: Sequence[int | None] = unit.severities or (None,)
-    if unit.changing is not None:
-        return [("changing", level) for level in levels]
-    return [(name, level) for level in levels for name in unit.domains]
+    return [(name, level) for level in unit.severities or (None,) for name in unit.domains]
 
 
 class StreamedDomain(NamedTuple):
@@ -65,114 +40,42 @@ class StreamedDomain(NamedTuple):
 
 
 class UnitStream:
-    """What a unit streams: each domain at each severity, at the end its outliers, and their order of arrival."""
+    """What a unit streams: each domain at each severity, and their order of arrival."""
 
     def __init__(self, unit: Unit, context: "BenchContext") -> None:
         self.unit, self.context = unit, context
         self.parts = [self._open(name, severity) for name, severity in _shifts(unit)]
-        if unit.outliers is not None:
-            self.parts.append(self._outliers(unit.outliers, self.parts[0]))
+        order = {field.name: getattr(unit, field.name) for field in dataclasses.fields(Order)}
+        domains = [part.domain for part in self.parts]
+        self.segments: list[Segment] = plan(unit.protocol, domains, seed=unit.seed, **order)
 
     def _open(self, name: str, severity: int | None) -> StreamedDomain:
-        """Open a domain at a severity, restricted to the images that are streamed."""
+        """Open a domain at a severity, restricted to the images that are streamed, corrupted if the unit says so."""
         unit = self.unit
         whole, index, notes = _domain(unit, self.context, name, severity)
         if not whole.labelled:
             raise DataError(f"{whole.name}: some of its images have no label; accuracy needs one for each")
         positions = _first(part_of(len(whole), unit.part, index, unit.seed, unit.holdout), unit.limit)
-        images = self._corrupted(whole, positions, name, severity)
+        if unit.corrupt is None or severity is None:
+            images = whole.subset(positions)
+        else:
+            transform, cache = make_transform(unit.transform), self.context.cache_folder()
+            images = regenerated(whole, positions, transform, name, severity, seed=unit.corrupt, cache=cache)
         return StreamedDomain(Domain(name, images.labels, severity), images, positions, len(whole), notes)
 
-    def _outliers(self, source: str, first: StreamedDomain) -> StreamedDomain:
-        """Return images of no known class: of another data set, corrupted as the stream is, or uniform noise."""
-        count = max(1, round(self.unit.outlier_ratio * len(first.images)))
-        if source == "noise":
-            width, height = first.images.load(0).size
-            random = np.random.default_rng(self.unit.seed)
-            pixels = random.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
-            whole, severity = ImageSet.from_array("noise", pixels, np.zeros(count, dtype=np.int64), ["noise"]), None
-        else:
-            benchmark, _ = self.context.open(source)
-            whole, severity = joined([*benchmark.domains.values()]), first.domain.severity
-        positions = _first(np.arange(len(whole)), count)
-        images = self._corrupted(whole, positions, first.domain.name, severity)
-        images = replace(images, classes=first.images.classes, labels=np.full(len(images), NO_LABEL))
-        return StreamedDomain(Domain("outliers", images.labels), images, positions, len(whole))
-
-    def _corrupted(self, whole: ImageSet, positions: Indices, name: str, severity: int | None) -> ImageSet:
-        """Return the images at these positions, corrupted where the unit says so; changing corruptions come later."""
-        unit = self.unit
-        if unit.corrupt is None or severity is None or unit.changing is not None:
-            return whole.subset(positions)
-        transform, cache = make_transform(unit.transform), self.context.cache_folder()
-        return regenerated(whole, positions, transform, name, severity, seed=unit.corrupt, cache=cache)
-
-    @cached_property
-    def segments(self) -> list[Segment]:
-        """The order in which the unit meets the images of its parts."""
-        unit, domains = self.unit, [part.domain for part in self.parts]
-        return plan(
-            unit.protocol, domains[: len(_shifts(unit))], seed=unit.seed, order=unit.order, delta=unit.delta,
-            visits=unit.visits, imbalance=unit.imbalance, outliers=None if unit.outliers is None else domains[-1],
-        )  # fmt: skip
-
-    def images_of(self, segment: Segment) -> tuple[ImageSet, Indices]:
-        """Return the images of all parts that a segment takes from, joined, and their rows in order of arrival."""
-        numbers = sorted(set(segment.indices[:, 0].tolist()))
-        chosen = joined([self.parts[number].images for number in numbers])
-        offsets = np.zeros(len(self.parts), dtype=np.int64)
-        offsets[numbers] = np.cumsum([0, *(len(self.parts[number].images) for number in numbers[:-1])])
-        rows = offsets[segment.indices[:, 0]] + segment.indices[:, 1]
-        if self.unit.changing is not None:
-            chosen = replace(chosen, source=_Changing.of(chosen.source, rows, self.unit, self.unit.changing))
-        return chosen, rows
+    def members(self, segment: Segment) -> dict[int, StreamedDomain]:
+        """Return the parts that a segment takes from, by their numbers."""
+        return {number: self.parts[number] for number in np.unique(segment.indices[:, 0]).tolist()}
 
     def batches(self, segment: Segment) -> Iterator[Batch]:
-        """Yield a segment's images in order of arrival; `indices` are rows of the joined images."""
-        unit, context = self.unit, self.context
-        chosen, rows = self.images_of(segment)
+        """Yield a segment's images in order of arrival; `indices` are rows of the joined images of its members."""
+        unit, members = self.unit, self.members(segment)
+        offsets = np.zeros(len(self.parts), dtype=np.int64)
+        offsets[list(members)] = np.cumsum([0, *(len(part.images) for part in members.values())])[:-1]
+        rows = offsets[segment.indices[:, 0]] + segment.indices[:, 1]
+        chosen = joined([part.images for part in members.values()])
         transform = unchanged() if unit.corrupt is not None else make_transform(unit.transform)
-        return batches(chosen, rows, transform, unit.batch_size, workers=1, cache=context.decoded)
-
-
-@dataclass(frozen=True, eq=False)
-class _Changing:
-    """Two corruptions act on each image, as it is loaded, and change with its place in the stream."""
-
-    clean: Source
-    places: Indices  # of each image in the stream
-    pairs: tuple[CorruptionPair, ...]
-    every: int
-    transform: Transform
-    seed: int  # of the noise; that of the order of corruptions is the unit's
-
-    @classmethod
-    def of(cls, clean: Source, rows: Indices, unit: Unit, every: int) -> "_Changing":
-        """Return clean images as they look if they arrive in the order `rows`; the corruptions change after `every`."""
-        places = np.zeros(len(clean), dtype=np.int64)
-        places[rows] = np.arange(len(rows))
-        walk = changing_corruptions(unit.domains, severity=float(unit.severities[0]), seed=unit.seed)
-        pairs = tuple(islice(walk, -(-len(rows) // every)))
-        return cls(clean, places, pairs, every, make_transform(unit.transform), unit.corrupt or 0)
-
-    def __len__(self) -> int:
-        return len(self.clean)
-
-    def load(self, index: int) -> Image.Image:
-        place = int(self.places[index])
-        pixels = self.transform.pixels(self.clean.load(index))[None]
-        return Image.fromarray(corrupt_pair(pixels, self.pairs[place // self.every], seed=self.seed, start=place)[0])
-
-    def location(self, index: int) -> str:
-        return self.clean.location(index)
-
-    def subset(self, indices: Indices) -> "_Changing":
-        return replace(self, clean=self.clean.subset(indices), places=self.places[indices])
-
-    def identity(self) -> Iterator[bytes]:
-        yield repr((self.pairs, self.every, self.transform, self.seed)).encode()
-        yield self.places.tobytes()
-        yield from self.clean.identity()
+        return batches(chosen, rows, transform, unit.batch_size, workers=1, cache=self.context.decoded)
 
 
 def _domain(
@@ -195,11 +98,7 @@ def streamed_image(unit: Unit, context: "BenchContext", domain: int, sample: int
     whole, _, _ = _domain(unit, context, name, severity)
     if not 0 <= sample < len(whole):
         raise DataError(f"{whole.name}: {len(whole):,} images, the run saw number {sample:,}: another data set")
-    if unit.changing is not None:
-        stream = UnitStream(unit, context)
-        changed, _ = stream.images_of(stream.segments[0])
-        image = changed.load(int(np.flatnonzero(stream.parts[0].positions == sample)[0]))
-    elif unit.corrupt is not None and severity is not None:
+    if unit.corrupt is not None and severity is not None:
         transform = make_transform(unit.transform)
         image = Image.fromarray(corrupted_pixels(whole, sample, sample, transform, name, severity, unit.corrupt))
     else:

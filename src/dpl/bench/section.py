@@ -1,7 +1,4 @@
-"""Experiment files: YAML that describes grids of runs, read strictly; a wrong key is named with the nearest right one.
-
-What a file says can also be given as a mapping with the same keys.
-"""
+"""Experiment files: YAML that describes grids of runs, read strictly; a wrong key is named with the nearest one."""
 
 import dataclasses
 import re
@@ -16,17 +13,16 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 
 import dpl
-from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS, FOLDER
-from dpl.bench.unit import SourceData, StreamSettings
+from dpl.bench.domains import CLEAN, DOMAINS, FOLDER
+from dpl.bench.unit import SourceData, StreamSettings, settings_of
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.settings import Checked, setting
-from dpl.data.sets import normalise_name
 from dpl.data.transforms import make_transform
 from dpl.streams import PROTOCOLS
 
 __all__ = [
-    "BY_DOMAIN", "LEAVE_ONE_OUT", "PAPER_GRID", "SHIPPED", "SINGLE_SOURCE", "MethodEntry", "Section", "load_file",
-    "read_sections", "shipped_or", "within",
+    "BY_DOMAIN", "LEAVE_ONE_OUT", "SHIPPED", "SINGLE_SOURCE", "MethodEntry", "Section", "load_file", "read_sections",
+    "within",
 ]  # fmt: skip
 
 SHIPPED = Path(dpl.__file__).parent / "configs"  # the experiment files of the package
@@ -34,8 +30,7 @@ BY_DOMAIN = LEAVE_ONE_OUT, SINGLE_SOURCE = "leave_one_domain_out", "single_sourc
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
 
 SettingGrid = Mapping[str, tuple[Any, ...]]  # settings with the values to choose from
-PAPER_GRID: SettingGrid = {"lr": (5e-6, 5e-5, 5e-4), "steps": (1, 2)}
-Reader = Callable[[str, Any], Any]  # takes a key and what a file says, and returns the value of the field
+_PAPER_GRID: SettingGrid = {"lr": (5e-6, 5e-5, 5e-4), "steps": (1, 2)}
 C = TypeVar("C", bound=Checked)
 
 
@@ -47,16 +42,16 @@ class MethodEntry(Checked):
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int | None = setting(None, "images per batch, if not the section's", low=1)
-    grid: SettingGrid | None = setting(None, "settings to search, if not the section's")
-    selection: bool = setting(True, "search settings for this method")
+    grid: SettingGrid | None = setting(None, "settings to search, if not the section's; none if empty")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section(StreamSettings, Checked):
+class Section(StreamSettings):
     """One grid of a file: every method on every stream with every seed."""
 
     name: str = setting(MISSING, "title of the section's table; by default the data set")
-    protocol: str = setting(MISSING, "what is streamed, in which order, and when the model is reset")
+    protocol: str = setting(MISSING, "what is streamed, in which order, and when the model is reset",
+                            choices=(*BY_DOMAIN, *PROTOCOLS))  # fmt: skip
     weights: str = setting(MISSING, "file of the source weights; {dataset}, {target}, {seed} ... are filled in")
     methods: tuple[MethodEntry, ...] = setting(MISSING, "list of methods, or a mapping of row names to settings")
     domains: tuple[str, ...] | None = setting(None, "domains or corruptions to stream; by default all")
@@ -71,26 +66,50 @@ class Section(StreamSettings, Checked):
     selection: SettingGrid | None = setting(None, "settings to choose on the source domains; true: the paper's")
     oracle: bool = setting(False, "also report the settings that are best on the target")
 
+    def __post_init__(self) -> None:
+        """Refuse keys that the protocol or the data set would silently ignore."""
+        super().__post_init__()
+        by_domain = self.protocol in BY_DOMAIN
+        conflicts = [
+            (by_domain and self.dataset not in DOMAINS,
+             f"protocol {self.protocol}: needs a data set of domains, {self.dataset} is not"),
+            (self.dataset == FOLDER and not self.domains,
+             "dataset: folder needs domains: [path below the data folder]"),
+            (self.selection and not by_domain,
+             "selection: needs source domains, so protocol: leave_one_domain_out or single_source"),
+            (self.oracle and not self.selection, "oracle: has no effect without selection"),
+            (self.targets and not by_domain, "targets: this protocol names its streams by domains"),
+            (self.sources and self.protocol != SINGLE_SOURCE, "sources: for protocol: single_source"),
+            (self.domains and by_domain, "domains: this protocol names its streams by targets"),
+            (self.corrupt is not None and self.dataset not in CLEAN,
+             f"corrupt: {self.dataset} is not a set of clean images ({', '.join(CLEAN)})"),
+            (self.source == "rest" and self.corrupt is None,
+             "source: rest is for clean images that are corrupted here"),
+        ]  # fmt: skip
+        for is_wrong, message in conflicts:
+            if is_wrong:
+                raise SettingError(message)
+        valid = {name for entry in self.methods for name in settings_of(entry.method)}
+        for name in [name for name in (*self.settings, *(self.selection or {})) if name not in valid]:
+            raise SettingError(f"settings: no method here has {name!r}. {did_you_mean(name, valid)}")
 
-def shipped_or(path: Path) -> Path:
-    """Return a file that exists as it is, otherwise the one of that name that ships with the package, if any."""
+
+def read_sections(path: Path) -> tuple[str, list[Section]]:
+    """Return the title of an experiment and its grids: one, or those under `sections` with the rest as default.
+
+    A file that does not exist is the one of that name that ships with the package, if any.
+    """
     shipped = SHIPPED / f"{path.stem}.yaml"
-    return shipped if shipped.is_file() and not path.exists() else path
-
-
-def read_sections(source: Path | Mapping[str, Any]) -> tuple[str, list[Section]]:
-    """Return the title of an experiment and its grids: one, or those under `sections` with the rest as default."""
-    content = load_file(shipped_or(source)) if isinstance(source, Path) else dict(source)
-    title = str(content.pop("title", source.stem if isinstance(source, Path) else "experiment"))
-    parts = content.pop("sections", [{}])
-    with within(str(source) if isinstance(source, Path) else title):
+    content = load_file(shipped if shipped.is_file() and not path.exists() else path)
+    title, parts = str(content.pop("title", path.stem)), content.pop("sections", [{}])
+    with within(str(path)):
         if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts) or not parts:
             raise SettingError("sections: expected a list of mappings, each with the keys of one grid")
         sections = []
         for values in ({**content, **part} for part in parts):
             values["name"] = str(values.get("name") or values.get("dataset") or "section")
             with within(values["name"]):
-                sections.append(_read(Section, values, _READERS))
+                sections.append(_read(Section, values))
         names = [section.name for section in sections]
         if len(set(names)) < len(names):
             raise SettingError(f"sections need different names (name: ...), found {', '.join(names)}")
@@ -139,7 +158,7 @@ def load_file(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def _read(kind: type[C], values: Mapping[str, Any], readers: Mapping[str, Reader]) -> C:
+def _read(kind: type[C], values: Mapping[str, Any]) -> C:
     """Make settings of what a file says: each value by a reader of its own, or by the type of its field."""
     types, fields = get_type_hints(kind), {f.name: f for f in dataclasses.fields(kind)}
     for key in values:
@@ -148,7 +167,7 @@ def _read(kind: type[C], values: Mapping[str, Any], readers: Mapping[str, Reader
     given = {key: value for key, value in values.items() if value is not None}
     if missing := [n for n, f in fields.items() if f.default is f.default_factory is MISSING and n not in given]:
         raise SettingError(f"{', '.join(missing)}: missing")
-    read = {key: readers.get(key) or partial(_typed, types[key]) for key in given}
+    read = {key: _READERS.get(key) or partial(_typed, types[key]) for key in given}
     return kind(**{key: read[key](key, value) for key, value in given.items()})
 
 
@@ -168,18 +187,6 @@ def _typed(kind: Any, key: str, value: Any) -> Any:
     return value
 
 
-def _one_of(*choices: str) -> Reader:
-    """Return a reader that takes a choice in any spelling: `Office-Home` for `office_home`."""
-    spelled = {normalise_name(choice): choice for choice in choices}
-
-    def read(key: str, value: Any) -> str:
-        if normalise_name(str(value)) not in spelled:
-            raise SettingError(f"{key}: {value!r} is unknown. {did_you_mean(str(value), choices)}")
-        return spelled[normalise_name(str(value))]
-
-    return read
-
-
 def _mapping(key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise SettingError(f"{key}={value!r}: expected settings with their values")
@@ -193,16 +200,16 @@ def _source(key: str, value: Any) -> str | dict[str, Any]:
         known = ", ".join(f.name for f in dataclasses.fields(SourceData))
         raise SettingError(f"{key}={value!r}: expected 'rest', or a mapping with {known}")
     with within(key):
-        source = _read(SourceData, value, _SOURCE_READERS)
+        source = _read(SourceData, value)
         if source.dataset == FOLDER and not source.domains:
             raise SettingError("dataset: folder needs domains: [path below the data folder]")
     return {name: getattr(source, name) for name in value if value[name] is not None}  # others may be the method's
 
 
-def _grid(key: str, value: Any) -> SettingGrid | None:
+def _grid(key: str, value: Any) -> SettingGrid:
     """Read settings to choose from; `true` is the paper's, `false` none."""
     if isinstance(value, bool):
-        return PAPER_GRID if value else None
+        return _PAPER_GRID if value else {}
     if not isinstance(value, Mapping):
         raise SettingError(f"{key}={value!r}: expected true, false, or settings with lists of values")
     for name, entries in value.items():
@@ -220,9 +227,11 @@ def _methods(key: str, value: Any) -> tuple[MethodEntry, ...]:
     for label, row in rows.items():
         with within(key):
             values = {"method": str(label)} | _mapping(str(label), {} if row is None else row)
-        own = {name: values.pop(name) for name in ("method", "batch_size", "grid", "selection") if name in values}
+        if "selection" in values:
+            values["grid"] = values.pop("selection")
+        own = {name: values.pop(name) for name in ("method", "batch_size", "grid") if name in values}
         with within(f"{key}: {label}"):
-            entries.append(_read(MethodEntry, {"label": str(label), "settings": values, **own}, {"grid": _grid}))
+            entries.append(_read(MethodEntry, {"label": str(label), "settings": values, **own}))
     return tuple(entries)
 
 
@@ -231,19 +240,12 @@ def _transform(_key: str, value: Any) -> str:
     return str(value)
 
 
-_SOURCE_READERS: dict[str, Reader] = {
-    "dataset": _one_of(*DOMAINS, *CLEAN, FOLDER),
-    "part": _one_of("whole", "inside"),
-    "transform": _transform,
-}
-_READERS: dict[str, Reader] = {
-    "dataset": _one_of(*DOMAINS, *CORRUPTED, *CLEAN, FOLDER),
-    "protocol": _one_of(LEAVE_ONE_OUT, SINGLE_SOURCE, *PROTOCOLS),
-    "outliers": _one_of("noise", *DOMAINS, *CLEAN),
+_READERS: dict[str, Callable[[str, Any], Any]] = {  # by the key, which each is given with what the file says
     "corrupt": lambda key, value: (0 if value else None) if isinstance(value, bool) else value,
     "methods": _methods,
     "transform": _transform,
     "settings": _mapping,
     "source": _source,
-    "selection": lambda key, value: _grid(key, value) or None,
+    "selection": _grid,
+    "grid": _grid,
 }

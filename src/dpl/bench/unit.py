@@ -8,24 +8,30 @@ from dataclasses import MISSING, dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
+from dpl.bench.domains import CLEAN, CORRUPTED, DOMAINS, FOLDER
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.settings import Checked, make_settings, setting
 from dpl.methods import get_method
 from dpl.methods.base import Method
-from dpl.streams.protocol import DELTAS, ORDERS
+from dpl.streams.protocol import Order
 
 __all__ = [
-    "Candidate", "Cell", "SourceData", "StreamSettings", "Unit", "method_kind", "resolved_settings", "with_tuples",
+    "Candidate", "Cell", "SourceData", "StreamSettings", "Unit", "kind_of", "resolved_settings", "settings_of",
+    "with_tuples",
 ]  # fmt: skip
 
 Settings = Mapping[str, Any]
+
+# Options that units no longer have, as records name them where they were not used.
+_UNUSED = [("changing", None), ("outliers", None), ("outlier_ratio", 1.0)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceData(Checked):
     """Labelled images that a method may use beside the stream."""
 
-    dataset: str  # or `folder`: images in class folders at the paths `domains` below the data folder
+    dataset: str = setting(MISSING, "name of the data set, or folder: class folders at the paths of `domains`",
+                           choices=(*DOMAINS, *CLEAN, FOLDER))  # fmt: skip
     domains: tuple[str, ...] = ()
     part: str = setting("whole", "inside: training split; rest: out of the stream", choices=("whole", "inside", "rest"))
     split: str | None = setting(None, "of data sets that have both", choices=(None, "train", "test"))
@@ -34,22 +40,15 @@ class SourceData(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamSettings:
+class StreamSettings(Order):
     """What a section of an experiment file and each of its units say alike."""
 
-    dataset: str = setting(MISSING, "name of the data set, or folder: class folders at the paths of `domains`")
+    dataset: str = setting(MISSING, "name of the data set, or folder: class folders at the paths of `domains`",
+                           choices=(*DOMAINS, *CORRUPTED, *CLEAN, FOLDER))  # fmt: skip
     network: str = setting(MISSING, "name of the network")
     batch_size: int = setting(MISSING, "images per batch", low=1)
     corrupt: int | None = setting(None, "corrupt clean images here: true, or a seed", low=0)
-    changing: int | None = setting(None, "let corruptions fade into each other: images at each step", low=1, later=True)
-    order: str = setting("numpy", "generator that shuffles a stream", choices=ORDERS)
-    delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=DELTAS[0], high=DELTAS[1])
-    visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
-    imbalance: float | None = setting(None, "label shift: most frequent class over rarest", low=1, later=True)
-    outliers: str | None = setting(None, "mix in images of no known class: noise, or a data set", later=True)
-    outlier_ratio: float = setting(1.0, "outliers for each image of a known class", low=0, later=True)
     stream_speed: float | None = setting(None, "batches that arrive in the time of one prediction", low=0, later=True)
-    holdout: float = setting(0.2, "fraction of each domain in the validation split", low=0, high=1)
     limit: int | None = setting(None, "use at most so many images of each domain", low=1)
     transform: str = setting("unchanged", "how images are resized and cropped")
 
@@ -63,7 +62,8 @@ class Unit(StreamSettings):
 
     domains: tuple[str, ...]  # or corruptions, in the order in which they are streamed
     severities: tuple[int, ...] = ()
-    part: str = "whole"  # or of DomainBed's split of each domain: `inside` (80 %), `outside`
+    part: str = "whole"  # or of DomainBed's split of each domain: `inside`, `outside`
+    holdout: float = 0.2  # fraction of a domain that is outside
     files: Mapping[str, str] = field(default_factory=dict)  # the data set's `images` and `classes`, by their content
     protocol: str = "reset_each_shift"
     seed: int  # of the split, the order of the stream, and the method's own random numbers
@@ -73,10 +73,13 @@ class Unit(StreamSettings):
     settings: Settings = field(default_factory=dict)
     source: SourceData | None = None
 
+    def __post_init__(self) -> None:
+        """Check nothing: units are made by the thousand, of sections that were checked."""
+
     @cached_property
     def key(self) -> str:
         """The name of the unit's folder."""
-        settings = _keyed(method_kind(self.method).settings_class, self.settings)
+        settings = _keyed(kind_of(self.method).settings_class, self.settings)
         record = {"format": 1, **_keyed(Unit, self.record()), "settings": settings}
         if self.settings.get("norm") == "auto":
             record["norm_rule"] = 3  # 2: small batches have the share of one of 32; 3: it follows the shift
@@ -102,10 +105,12 @@ class Unit(StreamSettings):
     def from_record(cls, record: Mapping[str, Any]) -> "Unit":
         """Return the unit that `record()` was made from."""
         known = {f.name for f in dataclasses.fields(cls)}
-        for name in record.keys() - known:
+        used = {name: value for name, value in with_tuples(record).items() if (name, value) not in _UNUSED}
+        for name in used.keys() - known:
             raise DataError(f"unit record: unknown field {name!r}. {did_you_mean(name, known)}")
-        source = SourceData(**with_tuples(record["source"])) if record.get("source") else None
-        return cls(**{**with_tuples(record), "source": source})
+        if used.get("source"):
+            used["source"] = SourceData(**with_tuples(used["source"]))
+        return cls(**used)
 
 
 @dataclass(frozen=True)
@@ -139,14 +144,19 @@ def with_tuples(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def method_kind(name: str) -> type[Method[Any]]:
+def kind_of(name: str) -> type[Method[Any]]:
     """Return a method's class; a large grid asks for the same few many thousand times."""
     return get_method(name)
 
 
+def settings_of(method: str) -> list[str]:
+    """Return the names of a method's settings."""
+    return [f.name for f in dataclasses.fields(kind_of(method).settings_class)]
+
+
 def resolved_settings(method: str, values: Settings) -> dict[str, Any]:
     """Return every setting of a method with its value, given some of them; plain data only."""
-    resolved = dict(vars(make_settings(method_kind(method).settings_class, repr(method), values)))
+    resolved = dict(vars(make_settings(kind_of(method).settings_class, repr(method), values)))
     for name, value in resolved.items():
         if callable(value):
             raise SettingError(f"{method}: {name} is a function, which an experiment's record cannot hold")

@@ -112,8 +112,7 @@ def _run_with(args: argparse.Namespace, run: GridRun) -> dict[str, str]:
         run.context.device = str(choose_device(args.device))
         if args.workers > 1:
             return run_in_processes(run, args.workers, torch.get_num_threads())
-        run.run()
-        return run.failures()
+        return run.run()
     extra = parse_settings(args.slurm, "--slurm", "partition=gpu", kinds=(int, float))
     known = {name: extra.pop(name) for name in ("hours", "executor") if name in extra}
     options = ClusterOptions(

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpl.bench import BenchContext, Cell, Store, Unit, cell_rows, run_cells
+from dpl.bench import BenchContext, Cell, GridRun, Store, Unit, cell_rows
+from dpl.bench.domains import CORRUPTED, FOLDER, known_domains
 from dpl.bench.engine import OnProgress
 from dpl.bench.grid import section_cells
-from dpl.bench.images import CORRUPTED, FOLDER, check_data, known_domains
+from dpl.bench.images import check_data
 from dpl.bench.section import SHIPPED, Section, read_sections, within
 from dpl.bench.store import StoredRequest, chosen, complete, read_requests, write_request
 from dpl.core.errors import DataError, SettingError
@@ -227,7 +228,7 @@ def _run(experiment: Experiment) -> list[Cell]:
     if ready:
         write_request(store.root, StoredRequest(experiment.title, str(request.data.resolve()), tuple(ready)))
     with request.watch(experiment.title, ready, store) as on_progress:
-        experiment.failed = run_cells(ready, store, context, on_progress)
+        experiment.failed = GridRun(ready, store, context, on_progress).run()
     return ready
 
 

@@ -4,9 +4,9 @@ docs/protocols.md defines every protocol. Nothing here reads images or knows a m
 """
 
 from dpl.streams.domain import Domain, IntArray, Segment, Split, batches, domainbed_split, seed_hash
-from dpl.streams.protocol import PROTOCOLS, Protocol, plan
+from dpl.streams.protocol import PROTOCOLS, Order, Protocol, plan
 
 __all__ = [
-    "PROTOCOLS", "Domain", "IntArray", "Protocol", "Segment", "Split", "batches", "domainbed_split", "plan",
+    "PROTOCOLS", "Domain", "IntArray", "Order", "Protocol", "Segment", "Split", "batches", "domainbed_split", "plan",
     "seed_hash",
 ]  # fmt: skip

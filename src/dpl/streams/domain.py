@@ -17,25 +17,23 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
 class Domain:
-    """Samples that share one shift: a domain, or a corruption at one severity.
+    """Samples 0, 1, 2 ... that share one shift: a domain, or a corruption at one severity.
 
-    `samples` are the numbers of the samples in the data set, by default 0, 1, 2 ... The labels only order the stream;
-    they are never passed to a method.
+    The labels only order the stream; they are never passed to a method.
     """
 
-    def __init__(
-        self, name: str, labels: npt.ArrayLike, severity: int | None = None, samples: npt.ArrayLike | None = None
-    ) -> None:
+    def __init__(self, name: str, labels: npt.ArrayLike, severity: int | None = None) -> None:
         if not isinstance(name, str) or not name:
             raise SettingError(f"the name of a domain must be a non-empty string, got {name!r}")
-        self.name = name
-        self.labels = _integers(f"labels of domain {name!r}", labels)
-        count = len(self.labels)
-        self.samples = _integers(f"samples of domain {name!r}", range(count) if samples is None else samples)
-        if not count == len(self.samples) == len(np.unique(self.samples)):
-            raise SettingError(f"samples of domain {name!r}: expected {count} different numbers, one for each label")
+        found = np.asarray(labels)
+        if found.ndim != 1 or found.size == 0 or not np.issubdtype(found.dtype, np.integer):
+            raise SettingError(
+                f"labels of domain {name!r} must be a non-empty vector of integers, got shape {found.shape} of "
+                f"{found.dtype}"
+            )
         level = f"severity of domain {name!r}"
         self.severity = None if severity is None else whole_number(level, severity, least=0)
+        self.name, self.labels = name, found.astype(np.int64)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,13 +42,6 @@ class Domain:
     def title(self) -> str:
         """The name together with the severity, as in `fog@5`."""
         return self.name if self.severity is None else f"{self.name}@{self.severity}"
-
-    def subset(self, positions: npt.ArrayLike) -> "Domain":
-        """Return the domain of the samples at these positions, with their present numbers."""
-        kept = _integers("positions", positions)
-        if kept.min() < 0 or kept.max() >= len(self):
-            raise SettingError(f"positions must be in 0 ... {len(self) - 1} for domain {self.title!r}")
-        return Domain(self.name, self.labels[kept], self.severity, self.samples[kept])
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,21 +62,10 @@ class Segment:
         return len(self.indices)
 
 
-def batches(segment: Segment, batch_size: int, drop_last: bool = False) -> Iterator[IntArray]:
-    """Cut the segment into batches of index rows [b, 2]; the short last one is kept unless `drop_last`."""
+def batches(segment: Segment, batch_size: int) -> Iterator[IntArray]:
+    """Cut the segment into batches of index rows [b, 2]; the last one may be short."""
     size = whole_number("batch_size", batch_size, least=1)
-    end = len(segment) - len(segment) % size if drop_last else len(segment)
-    return (segment.indices[start : start + size] for start in range(0, end, size))
-
-
-def _integers(what: str, values: npt.ArrayLike) -> IntArray:
-    """Copy `values` into a read-only vector of integers."""
-    vector = np.array(values)
-    if vector.ndim != 1 or vector.size == 0 or not np.issubdtype(vector.dtype, np.integer):
-        raise SettingError(f"{what} must be a non-empty vector of integers, got shape {vector.shape} of {vector.dtype}")
-    vector = vector.astype(np.int64)
-    vector.setflags(write=False)
-    return vector
+    return (segment.indices[start : start + size] for start in range(0, len(segment), size))
 
 
 class Split(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 
 from dpl.streams.domain import IntArray
 
-__all__ = ["by_class", "dirichlet", "long_tailed", "python_shuffle", "seeded", "with_outliers"]
+__all__ = ["by_class", "dirichlet", "long_tailed", "python_shuffle", "seeded"]
 
 
 def seeded(seed: int, *parts: str | int) -> np.random.Generator:
@@ -63,13 +63,3 @@ def long_tailed(labels: IntArray, base: IntArray, imbalance: float, generator: n
     kept = np.zeros(len(base), dtype=bool)
     kept[grouped] = within < sizes[places[grouped]]
     return base[kept]
-
-
-def with_outliers(rows: IntArray, outliers: IntArray, generator: np.random.Generator) -> IntArray:
-    """Insert index rows at random places; both keep their own order."""
-    total = len(rows) + len(outliers)
-    mixed = np.empty((total, rows.shape[1]), dtype=np.int64)
-    places = np.zeros(total, dtype=bool)
-    places[generator.permutation(total)[: len(outliers)]] = True
-    mixed[places], mixed[~places] = outliers, rows
-    return mixed

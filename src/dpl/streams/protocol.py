@@ -2,22 +2,20 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
-from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from dpl.core.errors import SettingError, did_you_mean
-from dpl.core.settings import whole_number
+from dpl.core.settings import Checked, make_settings, setting, whole_number
 from dpl.streams import orders
-from dpl.streams.domain import Domain, IntArray, Segment
+from dpl.streams.domain import Domain, Segment
 
-__all__ = ["PROTOCOLS", "Protocol", "plan"]
+__all__ = ["PROTOCOLS", "Order", "Protocol", "plan"]
 
 GRADUAL_SEVERITIES = (1, 2, 3, 4, 5, 4, 3, 2, 1)  # up and down again
-ORDERS = ("numpy", "python")
-DELTAS = (1e-9, 1e9)  # outside this range proportions overflow or are 0 and 1
 
 
 class Protocol(NamedTuple):
@@ -42,59 +40,53 @@ PROTOCOLS: Mapping[str, Protocol] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Order(Checked):
+    """In which order the samples of a segment arrive, and how often a segment comes."""
+
+    order: str = setting("numpy", "generator that shuffles a stream", choices=("numpy", "python"))
+    # Outside this range proportions overflow or are 0 and 1.
+    delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=1e-9, high=1e9)
+    visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
+    imbalance: float | None = setting(None, "label shift: most frequent class over rarest", low=1, later=True)
+
+
 _Stop = tuple[str, int | None, tuple[int, ...], int]  # name, severity, domains and visit of a segment
 
 
-def plan(
-    protocol: str,
-    domains: Sequence[Domain],
-    *,
-    seed: int = 0,
-    order: str = "numpy",
-    delta: float | None = None,
-    visits: int | None = None,
-    imbalance: float | None = None,
-    outliers: Domain | None = None,
-) -> list[Segment]:
-    """Return the segments of a stream of `domains` under the named protocol.
+def plan(protocol: str, domains: Sequence[Domain], *, seed: int = 0, **options: Any) -> list[Segment]:
+    """Return the segments of a stream of `domains` under the named protocol; the options are those of `Order`.
 
     `order="numpy"` shuffles every segment on its own, by the seed and by the segment's name and visit alone.
     `order="python"` seeds Python's generator again for each segment, so that domains of equal length share one
     permutation, as in the RMT library. `delta` turns the class-sorted order of the correlated protocols into a
-    Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence.
-
-    `imbalance` shifts the labels: the most frequent class of a segment has so many times the samples of the rarest.
-    `outliers` are samples of no known class that are mixed into every segment; in index rows their domain has the
-    number `len(domains)`.
+    Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence. `imbalance` shifts the labels:
+    the most frequent class of a segment has so many times the samples of the rarest.
     """
     if protocol not in PROTOCOLS:
         raise SettingError(f"unknown protocol {protocol!r}. {did_you_mean(str(protocol), PROTOCOLS)}")
     chosen = PROTOCOLS[protocol]
     seed = whole_number("seed", seed, least=0)
-    _check(protocol, domains, order, delta, visits, imbalance)
+    wanted = make_settings(Order, "a stream", options)
+    _check(protocol, domains, wanted)
     segments: list[Segment] = []
-    for lap, (name, severity, members, way) in product(range(visits or 1), _WALKS[chosen.walk](domains)):
+    for lap, (name, severity, members, way) in product(range(wanted.visits or 1), _WALKS[chosen.walk](domains)):
         visit = lap + way
-        rows = np.concatenate([_index_rows(i, domains[i]) for i in members])
+        sizes = [(i, len(domains[i])) for i in members]
+        rows = np.concatenate([np.column_stack([np.full(size, i), np.arange(size)]) for i, size in sizes])
         labels = np.concatenate([domains[i].labels for i in members])
         generator = orders.seeded(seed, name, visit)
-        arrival = orders.python_shuffle(len(rows), seed) if order == "python" else generator.permutation(len(rows))
-        if delta is not None:
-            arrival = orders.dirichlet(labels, arrival, delta, generator)
+        arrival = (
+            orders.python_shuffle(len(rows), seed) if wanted.order == "python" else generator.permutation(len(rows))
+        )
+        if wanted.delta is not None:
+            arrival = orders.dirichlet(labels, arrival, wanted.delta, generator)
         elif chosen.correlated:
             arrival = orders.by_class(labels, arrival)
-        if imbalance is not None:
-            arrival = orders.long_tailed(labels, arrival, imbalance, generator)
-        rows = rows[arrival]
-        if outliers is not None:
-            drawn = generator.permutation(len(outliers))
-            rows = orders.with_outliers(rows, _index_rows(len(domains), outliers)[drawn], generator)
-        segments.append(Segment(name, rows, chosen.reset == "each" or not segments, severity, visit))
+        if wanted.imbalance is not None:
+            arrival = orders.long_tailed(labels, arrival, wanted.imbalance, generator)
+        segments.append(Segment(name, rows[arrival], chosen.reset == "each" or not segments, severity, visit))
     return segments
-
-
-def _index_rows(number: int, domain: Domain) -> IntArray:
-    return np.stack([np.full(len(domain), number), domain.samples], axis=1)
 
 
 def _once(domains: Sequence[Domain]) -> list[_Stop]:
@@ -127,35 +119,22 @@ _WALKS: Mapping[str, Callable[[Sequence[Domain]], list[_Stop]]] = {
 }  # fmt: skip
 
 
-def _check(
-    protocol: str, domains: Sequence[Domain], order: str, delta: Any, visits: int | None, imbalance: Any
-) -> None:
-    """Refuse settings that are wrong, or that the protocol would silently ignore."""
-    least, most = DELTAS
+def _check(protocol: str, domains: Sequence[Domain], wanted: Order) -> None:
+    """Refuse what does not fit together, or what the protocol would silently ignore."""
     counts = Counter(domain.title for domain in domains)
     twice = ", ".join(sorted(title for title, count in counts.items() if count > 1))
     recurring = PROTOCOLS[protocol].walk == "recurring"
     conflicts = [
-        (order not in ORDERS, f"unknown order {order!r}. {did_you_mean(str(order), ORDERS)}"),
-        (delta is not None and not PROTOCOLS[protocol].correlated,
+        (wanted.delta is not None and not PROTOCOLS[protocol].correlated,
          f"delta is for correlated protocols; {protocol!r} is not one, leave it out"),
-        (delta is not None and order == "python",
+        (wanted.delta is not None and wanted.order == "python",
          "delta needs order='numpy'; with order='python' leave delta out to sort by class"),
-        (delta is not None and not (_is_number(delta) and least <= delta <= most),
-         f"delta must be a number from {least:g} to {most:g}, got {delta!r}; leave it out to sort by class"),
-        (visits is None and recurring, f"visits must be given for {protocol!r}"),
-        (visits is not None and not recurring, f"visits is for 'recurring' only, leave it out for {protocol!r}"),
-        (imbalance is not None and not (_is_number(imbalance) and 1 <= imbalance <= most),
-         f"imbalance={imbalance!r}: expected a number of at least 1, such as 10"),
+        (wanted.visits is None and recurring, f"visits must be given for {protocol!r}"),
+        (wanted.visits is not None and not recurring,
+         f"visits is for 'recurring' only, leave it out for {protocol!r}"),
         (not domains, "domains is empty: a stream needs at least one"),
         (twice, f"domains must differ in name or severity; given more than once: {twice}"),
     ]  # fmt: skip
     for is_wrong, message in conflicts:
         if is_wrong:
             raise SettingError(message)
-    if visits is not None:
-        whole_number("visits", visits, least=1)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

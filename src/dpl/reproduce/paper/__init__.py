@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from dpl.bench.images import CLEAN, CORRUPTED, DOMAINS
+from dpl.bench.domains import CLEAN, CORRUPTED, DOMAINS
 from dpl.core.errors import SettingError, did_you_mean
 from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import normalise_name
