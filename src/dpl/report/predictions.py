@@ -151,7 +151,7 @@ def _classes(lines: pd.DataFrame, record: Record) -> tuple[str, ...]:
     """Return the recorded names, then names of the file for numbers and labels beyond them."""
     known = [str(name) for name in record["classes"]]
     given = dict(zip(lines["predicted"].astype(int), lines["name"], strict=True))
-    most = int(lines.filter(["predicted", "source"]).max(axis=None))
+    most = int(lines.filter(["predicted", "source"]).to_numpy().max())
     named = (*known, *(given.get(number) or f"class {number}" for number in range(len(known), most + 1)))
     return named if known else (*named, *sorted(set(lines["label"]) - {"", *named}))
 

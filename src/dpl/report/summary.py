@@ -125,7 +125,8 @@ def _examine(experiment: Experiment, trace: Trace) -> list[str]:
     third, labelled = len(trace) // 3, bool(trace.known.all())
     if not third or not (labelled or compared):
         return []
-    found = _collapse(experiment, trace[-third:], labelled)
+    last_third: Trace = trace[-third:]
+    found = _collapse(experiment, last_third, labelled)
     if compared and labelled:
         gains = 100.0 * (trace.correct.astype(float) - (trace.source == trace.label))
         first, last, end = (float(part.mean()) for part in (gains[:third], gains[-third:], gains))
