@@ -80,6 +80,9 @@ def write_guarded(root: Path) -> Path:
     file = write_predictions(root, 50, 60, 100)
     record = json.loads(file.with_suffix(".run.json").read_text())
     names = {3: "roll_back", 9: "freeze"}
-    events = [{"batch": batch, "action": action, "reason": "lost"} for batch, action in names.items()]
+    events = [
+        {"batch": batch, "action": action, "reason": "lost", "alarm": action == "freeze"}
+        for batch, action in names.items()
+    ]
     file.with_suffix(".run.json").write_text(json.dumps(record | {"batch_size": 8, "guard": True, "events": events}))
     return file

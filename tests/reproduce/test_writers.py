@@ -129,8 +129,8 @@ def test_three_files_are_written_and_the_json_has_every_figure(document, tmp_pat
     assert sorted(p.name for p in files[0].parent.iterdir()) == sorted(p.name for p in files)
     grid = json.loads(files[2].read_text())["grids"][0]
     row = next(row for row in grid["rows"] if row["name"] == "dpl_dagger")
-    assert row["entries"][0]["measured"]["parts"] == 3
-    assert row["entries"][0]["reported"]["deviation"] == 0.39
+    assert row["measured"][0]["parts"] == 3
+    assert row["reported"][0]["deviation"] == 0.39
 
 
 def test_a_document_without_lists_has_no_empty_headings():

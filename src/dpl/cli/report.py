@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the page to write (default: RUN/report.html; of several runs ./report.html)")  # fmt: skip
     parser.add_argument("--data", type=Path, metavar="DIR",
                         help="folder of the images, to show some (default: where the run read them)")  # fmt: skip
-    for name, kind in (("latex", "LaTeX (.tex)"), ("csv", "CSV"), ("png", "a picture")):
+    for name, kind in (("latex", "LaTeX (.tex)"), ("csv", "CSV")):
         meaning = f"also write the accuracies beside the page, as {kind}"
         parser.add_argument(f"--{name}", action="store_true", help=meaning)
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
             found += read_runs(path, args.data)
             advance(count, path.name)
     page = write_report(found, out)
-    tables = write_tables(found, page, [name for name in ("latex", "csv", "png") if getattr(args, name)])
+    tables = write_tables(found, page, [name for name in ("latex", "csv") if getattr(args, name)])
     if args.json:
         facts = [{"name": r.name, "status": r.status, "whole": r.whole, "problems": len(r.problems)} for r in found]
         files = [str(path) for path in tables]

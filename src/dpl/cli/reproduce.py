@@ -16,7 +16,7 @@ from dpl.core.errors import SettingError
 from dpl.core.extras import optional
 
 if TYPE_CHECKING:  # these need the bench extra, the help does not
-    from dpl.reproduce.compare import CellText
+    from dpl.reproduce.compare import Column, Figure
     from dpl.reproduce.plan import Result
 
 __all__ = ["add_arguments", "run"]
@@ -86,7 +86,7 @@ def _print(result: "Result", args: argparse.Namespace) -> None:
         print(document.caution)
     for grid in document.grids:
         headers = ["method", "", *(column.name for column in grid.columns)]
-        rows = [[name, kind, *map(_plain, texts)] for row in grid.rows for name, _, kind, texts in grid.lines(row)]
+        rows = [[name, kind, *map(_plain, grid.columns, figures)] for name, _, kind, figures in grid.lines()]
         print_table(headers, rows, f"{grid.title} ({grid.metric} in percent)")
         print()
     for title, lines in lists.items():
@@ -96,10 +96,11 @@ def _print(result: "Result", args: argparse.Namespace) -> None:
         print(path)
 
 
-def _plain(text: "CellText | None") -> str:
+def _plain(column: "Column", figure: "Figure | None") -> str:
     """Return a figure with `*` for the best and `+` for the second best."""
-    if text is None:
+    if figure is None:
         return "-"
-    mark = {1: "*", 2: "+"}.get(text.rank or 0, "")
-    deviation = f" ±{text.deviation}" if text.deviation else ""
-    return f"{text.figure}{mark}{deviation}" + (f" ({text.coverage})" if text.coverage else "")
+    mark = {1: "*", 2: "+"}.get(figure.rank or 0, "")
+    deviation = "" if figure.deviation is None else f" ±{figure.deviation:.2f}"
+    scope = column.scope(figure)
+    return f"{column.text(figure)}{mark}{deviation}" + (f" ({scope})" if scope else "")

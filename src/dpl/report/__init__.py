@@ -25,7 +25,7 @@ def read_runs(path: Path, data: Path | None = None) -> list[Run]:
     runs = [read_predictions(file, data) for file in find_predictions(path)]
     if not runs and any(map(holds_images, (path, *path.iterdir()))):
         raise DataError(f"{path}: holds images and no result; expected the --out of dpl bench or dpl adapt")
-    return runs or [Run(path.resolve().name, "folder", "empty: no result of dpl bench or dpl adapt", whole=False)]
+    return runs or [Run(path.resolve().name, "empty: no result of dpl bench or dpl adapt")]
 
 
 def default_output(paths: Sequence[Path]) -> Path:

@@ -1,15 +1,14 @@
 """The data that the page's script draws: plain lists, thinned to what a screen can show."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpl.bench.tables import frame
 from dpl.report.runs import UNKNOWN, Experiment, Integers, Trace
 from dpl.report.summary import shown
-from dpl.reproduce.document import grouped
 from dpl.reproduce.plotting import COLOURS, colour
 
 __all__ = ["chart_data", "line_styles"]
@@ -32,7 +31,7 @@ def chart_data(experiment: Experiment) -> dict[str, Any]:
         "reference": None if reference is None else methods.index(reference),
         "lines": [_lines(experiment, stream) for stream in streams],
         "balance": [_balance(experiment, stream) for stream in streams],
-        "confusion": [[_confusion(experiment, method, stream) for method in methods] for stream in streams],
+        "confusion": [[_confusion(_counts(experiment, method, stream)) for method in methods] for stream in streams],
         "by_class": [[_by_class(experiment, method, stream) for method in methods] for stream in streams],
         "by_domain": [_by_domain(experiment, method) for method in methods],
         "events": [
@@ -45,14 +44,11 @@ def chart_data(experiment: Experiment) -> dict[str, Any]:
 
 def line_styles(experiment: Experiment) -> list[dict[str, str]]:
     """Return each method with the colour and dashes of its line; methods of the same colour differ in dashes."""
-    dashes = ("", "6 3", "2 3", "8 3 2 3")
     others = [name for name in experiment.methods if name not in COLOURS]
-    styles, used = [], Counter[str]()
-    for name in experiment.methods:
-        shade = colour(name, others.index(name) if name in others else 0)
-        styles.append({"name": name, "colour": shade, "dash": dashes[used[shade] % len(dashes)]})
-        used[shade] += 1
-    return styles
+    shades = [colour(name, others.index(name) if name in others else 0) for name in experiment.methods]
+    dashes = [("", "6 3", "2 3", "8 3 2 3")[shades[:place].count(shade) % 4] for place, shade in enumerate(shades)]
+    names = ("name", "colour", "dash")
+    return [dict(zip(names, line, strict=True)) for line in zip(experiment.methods, shades, dashes, strict=True)]
 
 
 def _lines(experiment: Experiment, stream: str) -> dict[str, Any]:
@@ -140,50 +136,39 @@ def _shares(numbers: Integers, coloured: Integers, ends: Integers) -> list[list[
     return [np.round(part, 2).tolist() for part in (*parts, 100 - np.sum(parts, axis=0))]
 
 
-def _labelled(experiment: Experiment, method: str | None, stream: str) -> tuple[Integers, Integers]:
-    """Return true and predicted classes over all seeds, where the true one is known."""
-    traces = experiment.traces.get((method or "", stream), {}).values()
-    pairs = [np.stack([trace.label, trace.prediction])[:, trace.known] for trace in traces]
-    label, prediction = np.concatenate([np.zeros((2, 0), dtype=np.int64), *pairs], axis=1)
-    named = prediction < len(experiment.classes)
-    return label[named], prediction[named]
+def _counts(experiment: Experiment, method: str | None, stream: str) -> Integers:
+    """Return how many images of each class (rows) were taken for each, over all seeds, where the true one is known."""
+    size = len(experiment.classes)
+    counts = np.zeros((size, size), dtype=np.int64)
+    for trace in experiment.traces.get((method or "", stream), {}).values():
+        named = trace[trace.known & (trace.prediction < size)]
+        np.add.at(counts, (named.label, named.prediction), 1)
+    return counts
 
 
-def _confusion(experiment: Experiment, method: str, stream: str) -> dict[str, Any] | None:
+def _confusion(counts: Integers) -> dict[str, Any] | None:
     """Return how often each class was taken for each: a matrix, or of many classes the commonest mistakes."""
-    label, prediction = _labelled(experiment, method, stream)
-    count = len(experiment.classes)
-    if not len(label):
+    if not counts.any():
         return None
-    if count <= _FEW_CLASSES:
-        counts = np.bincount(label * count + prediction, minlength=count * count)
-        return {"counts": counts.reshape(count, count).tolist()}
-    wrong = label != prediction
-    pairs, times = np.unique(label[wrong] * count + prediction[wrong], return_counts=True)
-    order = np.argsort(-times, kind="stable")[:_LISTED]
-    return {"mistakes": np.stack([pairs[order] // count, pairs[order] % count, times[order]], axis=1).tolist()}
+    if len(counts) <= _FEW_CLASSES:
+        return {"counts": counts.tolist()}
+    truth, taken = np.nonzero(counts * ~np.eye(len(counts), dtype=bool))
+    mistakes = np.stack([truth, taken, counts[truth, taken]], axis=1)
+    return {"mistakes": mistakes[np.argsort(-mistakes[:, 2], kind="stable")[:_LISTED]].tolist()}
 
 
 def _by_class(experiment: Experiment, method: str, stream: str) -> list[dict[str, Any]]:
     """Return the accuracy on each class; of many classes those that changed most."""
-    images, own = _class_accuracy(experiment, method, stream)
-    _, source = _class_accuracy(experiment, experiment.reference, stream)
-    present = np.flatnonzero(images)
+    counts, by_source = (_counts(experiment, name, stream) for name in (method, experiment.reference))
+    own, source = (100.0 * np.diag(c) / np.where(c.any(axis=1), c.sum(axis=1), np.nan) for c in (counts, by_source))
+    present = np.flatnonzero(counts.any(axis=1))
     change = np.abs(np.nan_to_num(own - source))[present]
     kept = np.sort(present[np.argsort(-change, kind="stable")[:_LISTED]])
     return [
-        _comparison(experiment, method, experiment.classes[k], float(own[k]), float(source[k]))
-        | {"note": f"{int(images[k])} images"}
+        _comparison(experiment, method, experiment.classes[k], own[k], source[k])
+        | {"note": f"{counts[k].sum()} images"}
         for k in kept
     ]
-
-
-def _class_accuracy(experiment: Experiment, method: str | None, stream: str) -> tuple[Integers, Floats]:
-    """Return for each class the number of images and the accuracy in percent, NaN where it has none."""
-    label, prediction = _labelled(experiment, method, stream)
-    count = len(experiment.classes)
-    images, hits = (np.bincount(part, minlength=count) for part in (label, label[label == prediction]))
-    return images, np.where(images > 0, 100.0 * hits / np.maximum(images, 1), np.nan)
 
 
 def _by_domain(experiment: Experiment, method: str) -> list[dict[str, Any]]:
@@ -198,8 +183,7 @@ def _domain_accuracy(experiment: Experiment, method: str | None) -> dict[str, fl
         row["by_domain"] if len(row.get("by_domain") or {}) > 1 else {row["stream"]: row.get("accuracy")}
         for row in rows
     ]
-    known = grouped(pair for domains in inside for pair in domains.items() if pair[1] is not None)
-    return {name: float(np.mean(values)) for name, values in known.items()}
+    return {str(name): value for name, value in frame(inside).astype(float).mean().dropna().items()}
 
 
 def _comparison(experiment: Experiment, method: str, name: str, own: float, source: float) -> dict[str, Any]:

@@ -111,8 +111,7 @@ class Experiment {
     host.replaceChildren();
     const shown = this.data.samples.shown[this.stream][this.method] || {};
     const titles = { corrected: "Corrected: the source model is wrong, the adapted model is right",
-      spoiled: "Spoiled: the source model is right, the adapted model is wrong", changed: "Predicted differently from the source model",
-      spread: "Taken evenly from the stream" };
+      spoiled: "Spoiled: the source model is right, the adapted model is wrong", changed: "Predicted differently from the source model" };
     for (const [kind, title] of Object.entries(titles)) {
       if (!shown[kind]?.length) continue;
       host.append(element("h5", {}, title), element("ul", { class: "pictures" }, ...shown[kind].map((entry) => this.picture(entry))));
@@ -124,10 +123,10 @@ class Experiment {
     const classes = this.data.classes;
     const called = (number) => classes[number] ?? `class ${number}`;
     const truth = label === null ? "an image" : called(label);
-    const words = `${before === null ? "" : `${called(before)} → `}${called(after)}, ${share}\u00a0%`;
+    const words = `${called(before)} → ${called(after)}, ${share}\u00a0%`;
     const address = this.data.samples.pictures[number];
     const image = element("img", { src: address, class: address.startsWith("data:image/png") ? "tiny" : null, title: this.data.samples.names[number],
-      alt: `${truth}${before === null ? "" : `; the source model predicts ${called(before)}`}; ${this.name(this.method)} predicts ${called(after)} with ${share} % confidence` });
+      alt: `${truth}; the source model predicts ${called(before)}; ${this.name(this.method)} predicts ${called(after)} with ${share} % confidence` });
     return element("li", {}, image, element("b", {}, label === null ? this.data.samples.names[number] : truth), element("br"), words);
   }
 }

@@ -55,9 +55,8 @@ def check_output(out: Path) -> Path:
 
 
 def holds_images(folder: Path) -> bool:
-    """Say whether a folder holds images other than pictures of a report's tables, which stand beside its page."""
-    images = [path for path in folder.iterdir() if path.suffix.lower() in EXTENSIONS] if folder.is_dir() else []
-    return any(not path.with_suffix(".html").is_file() for path in images)
+    """Say whether a folder holds images."""
+    return folder.is_dir() and any(path.suffix.lower() in EXTENSIONS for path in folder.iterdir())
 
 
 def _asset(name: str) -> str:
@@ -80,7 +79,6 @@ def _view(experiment: Experiment, room: int) -> dict[str, Any]:
         "samples": samples,
         "costs": summary.costs(experiment),
         "findings": summary.findings(experiment),
-        "skipped": summary.skipped_updates(experiment),
         "data": chart_data(experiment) | {"samples": {n: getattr(samples, n) for n in ("pictures", "names", "shown")}},
     }
 

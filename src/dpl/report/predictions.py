@@ -1,6 +1,6 @@
 """Runs that `dpl adapt` wrote: a predictions file and the record beside it; several over one folder make one run."""
 
-import csv
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from dpl.core.files import read_json
-from dpl.guard.events import GuardEvent
 from dpl.report.runs import SOURCE, UNKNOWN, Experiment, Record, Run, Trace, labels_of, make_trace
 from dpl.reproduce.document import Item, grouped, merged
 from dpl.runs.folder import COLUMNS, record_path
@@ -39,25 +38,21 @@ def find_predictions(path: Path) -> list[Path]:
     if path.is_file():
         record = path.name.endswith(".run.json")
         return [path.with_name(path.name.removesuffix(".run.json") + ".csv") if record else path]
-    return [file for file in sorted(path.glob("*.csv")) if _header(file)[: len(COLUMNS)] == COLUMNS]
+    return [file for file in sorted(path.glob("*.csv")) if _header(file).startswith(",".join(COLUMNS))]
 
 
-def _header(path: Path) -> tuple[str, ...]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return tuple(next(csv.reader(file), ()))
-    except (OSError, ValueError):
-        return ()
+def _header(path: Path) -> str:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.readline()
 
 
 def read_predictions(path: Path, data: Path | None) -> Run:
     """Return the run that wrote a predictions file."""
     found = {name: value for name, value in read_json(record_path(path)).items() if value is not None}
-    record = {**_DEFAULTS, **found, "known": bool(found)}
+    record = {**_DEFAULTS, **found}
     problems = [] if found else [Item(record_path(path).name, "there is no record of how these were made")]
     lines = _read_lines(path, problems)
-    by_source = lines["source"] if "source" in lines else lines["predicted"]
-    good = lines[lines["predicted"].ge(0) & by_source.ge(0) & lines["confidence"].between(0, 1)]
+    good = lines[lines.filter(["predicted", "source"]).ge(0).all(axis=1) & lines["confidence"].between(0, 1)]
     if broken := len(lines) - len(good):
         problems.append(Item(path.name, f"{broken:,} of {len(lines):,} lines cannot be read and are left out"))
     status, failed, total = "empty: no prediction", record["result"].get("failed", []), record["total"]
@@ -67,12 +62,9 @@ def read_predictions(path: Path, data: Path | None) -> Run:
         if (left := total - len(lines) - len(failed)) > 0:
             text = f"{left:,} of {total:,} images were not reached; run the command again to continue"
             problems.append(Item("not finished", text))
-    folder = Path(record.get("images", "."))
-    names = [
-        str(image.relative_to(folder) if image.is_relative_to(folder) else image) for image in map(Path, good["image"])
-    ]
-    stream = Path(str(record.get("images", path.stem))).name or path.stem
-    return _run([PredictionsFile(good.assign(image=names), record, stream, data, status, merged(problems))])
+    folder = Path(record.get("images", path.stem))
+    names = good["image"].str.removeprefix(os.path.join(folder, ""))
+    return _run([PredictionsFile(good.assign(image=names), record, folder.name, data, status, merged(problems))])
 
 
 def _read_lines(path: Path, problems: list[Item]) -> pd.DataFrame:
@@ -83,10 +75,9 @@ def _read_lines(path: Path, problems: list[Item]) -> pd.DataFrame:
             raise ValueError(f"expected the columns {', '.join(COLUMNS)}")
     except (OSError, ValueError) as error:
         problems.append(Item(path.name, f"not a predictions file ({error})"))
-        return pd.DataFrame({name: [] for name in COLUMNS})
-    for name in {"predicted", "confidence", "source"} & set(lines.columns):
-        lines[name] = pd.to_numeric(lines[name], errors="coerce")
-    return lines
+        lines = pd.DataFrame(columns=COLUMNS, dtype=str)
+    numbers = lines.filter(["predicted", "confidence", "source"])
+    return lines.assign(**{str(name): pd.to_numeric(values, errors="coerce") for name, values in numbers.items()})
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
@@ -108,9 +99,7 @@ def _run(files: Sequence[PredictionsFile]) -> Run:
     status = [f"{label}: {file.status}" for label, file in zip(labels, files, strict=True)]
     return Run(
         name=f"{labels[0] if len(files) == 1 else f'{len(files)} runs'} on {files[0].stream}",
-        kind="folder of images",
         status=files[0].status if len(files) == 1 else "; ".join(status),
-        whole=all(len(file.lines) and not file.problems for file in files),
         experiments=(_experiment(files, labels),) if len(files[0].lines) else (),
         problems=merged(item for file in files for item in file.problems),
         files=files,
@@ -123,9 +112,8 @@ def _experiment(files: Sequence[PredictionsFile], labels: Sequence[str]) -> Expe
     classes = _classes(pd.concat([file.lines for file in files]), record)
     images = pd.Index(dict.fromkeys(name for file in files for name in file.lines["image"]))
     traces: dict[tuple[str, str], dict[int, Trace]] = {}
-    rows, events = [], list[Record]()
+    rows = []
     for file, label in zip(files, labels, strict=True):
-        events += _events(file, label)
         seed = int(file.record["seed"])
         for name, trace in _traces(file, label, classes, images):
             by_seed = traces.setdefault((name, stream), {})
@@ -135,15 +123,13 @@ def _experiment(files: Sequence[PredictionsFile], labels: Sequence[str]) -> Expe
     unknown = ("No record was found beside the predictions: settings and cost are not known.",)
     return Experiment(
         title=f"{stream}: {', '.join(labels)}, {Path(str(record['network'])).name}",
-        methods=tuple(sorted((name for name, _ in traces), key=lambda name: name != SOURCE)),
-        streams=(stream,),
         classes=classes,
-        rows=rows,
+        rows=sorted(rows, key=lambda row: row["label"] != SOURCE),
         traces=traces,
         facts=_facts(files, labels),
         data=[Path(p) for f in files for p in (f.record.get("images", "."), f.data, f.record.get("folder")) if p],
         images=images.to_list(),
-        events=events,
+        events=[event for file, label in zip(files, labels, strict=True) for event in _events(file, label)],
         guarded=any(file.record["guard"] for file in files),
         notes=() if "images" in record else unknown,
     )
@@ -165,7 +151,7 @@ def _classes(lines: pd.DataFrame, record: Record) -> tuple[str, ...]:
     """Return the recorded names, then names of the file for numbers and labels beyond them."""
     known = [str(name) for name in record["classes"]]
     given = dict(zip(lines["predicted"].astype(int), lines["name"], strict=True))
-    most = int(np.nanmax(lines[[name for name in ("predicted", "source") if name in lines]].to_numpy()))
+    most = int(lines.filter(["predicted", "source"]).to_numpy().max())
     named = (*known, *(given.get(number) or f"class {number}" for number in range(len(known), most + 1)))
     return named if known else (*named, *sorted(set(lines["label"]) - {"", *named}))
 
@@ -174,41 +160,37 @@ def _row(label: str, stream: str, trace: Trace, record: Record) -> dict[str, Any
     """Return what is known of a method as a row like those of a benchmark."""
     row: dict[str, Any] = {
         "label": label, "method": label, "stream": stream, "seed": int(record["seed"]), "n": len(trace),
-        "batches": None, "accuracy": 100.0 * float(trace.correct[trace.known].mean()) if trace.known.any() else None,
+        "accuracy": 100.0 * float(trace.correct[trace.known].mean()) if trace.known.any() else None,
         "gflops_per_image": record.get("source_gflops_per_image"),
     }  # fmt: skip
     if label == SOURCE and record["method"] != SOURCE:
         return row
     facts = {**record["result"], **record}
-    kept = ("gflops_per_image", "peak_bytes", "skipped_because", "trainable_values", "batches", "updates", "by_source")
-    return {
-        **row,
-        **{name: facts.get(name) for name in kept},
-        "seconds_per_image": facts["seconds"] / facts["timed"] if facts["timed"] else None,
-        "skipped": (facts.get("batches") or 0) - (facts.get("updates") or 0),
-        "unreadable": len(facts.get("failed", [])),
-    }
+    kept = ("gflops_per_image", "peak_bytes", "trainable_values", "batches", "updates", "by_source")
+    seconds = facts["seconds"] / facts["timed"] if facts["timed"] else None
+    return {**row, **{name: facts.get(name) for name in kept}, "seconds_per_image": seconds}
 
 
 def _events(file: PredictionsFile, label: str) -> Iterator[Record]:
     """Yield what the guard did, and after how many images."""
-    for entry in (entry for entry in file.record["events"] if isinstance(entry, dict)):
-        event = GuardEvent(int(entry.get("batch", 0)), str(entry.get("action", "")), str(entry.get("reason", "")))
-        facts = {"batch": event.batch, "action": event.action, "reason": event.reason, "alarm": event.alarm}
-        seen = min(event.batch * int(file.record["batch_size"]), len(file.lines))
-        yield {"method": label, "seen": seen, **facts}
+    for event in file.record["events"]:
+        seen = min(event["batch"] * int(file.record["batch_size"]), len(file.lines))
+        yield {"alarm": False, **event, "method": label, "seen": seen}
 
 
 def _facts(files: Sequence[PredictionsFile], labels: Sequence[str]) -> dict[str, list[Item]]:
-    """Return protocol, settings and versions, each with the runs for which they hold."""
-    found = []
-    for record, label in zip((file.record for file in files if file.record["known"]), labels, strict=False):
+    """Return protocol, settings and versions of each run that has a record."""
+    facts: dict[str, list[Item]] = {"Protocol": [], "Settings": [], "Versions": []}
+    for file, label in zip(files, labels, strict=True):
+        record = file.record
+        if "images" not in record:
+            continue
         protocol = (
             f"{record['total']:,} images of a folder, {record.get('order')}; batch size {record['batch_size']}; "
             f"network {Path(str(record['network'])).name}; guard {'on' if record['guard'] else 'off'}"
         )
         settings = ", ".join(f"{name}={value}" for name, value in record["settings"].items())
         versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
-        texts = {"Protocol": protocol, "Settings": settings, "Versions": versions}
-        found += [(text, label) for text in texts.items()]
-    return grouped((title, Item(", ".join(own), text)) for (title, text), own in grouped(found).items())
+        for items, text in zip(facts.values(), (protocol, settings, versions), strict=True):
+            items.append(Item(label, text))
+    return {title: items for title, items in facts.items() if items}

@@ -54,8 +54,6 @@ class Experiment:
     """Methods on streams that can be compared with one another."""
 
     title: str
-    methods: tuple[str, ...]
-    streams: tuple[str, ...]
     classes: tuple[str, ...]
     rows: Sequence[Row]
     """One for each finished segment, as `dpl.bench.cell_rows` returns them; of a folder one for each method."""
@@ -71,31 +69,24 @@ class Experiment:
     guarded: bool = False
     notes: Sequence[str] = ()
 
-    @property
-    def labelled(self) -> bool:
-        """Whether there is any image whose class is known."""
-        return any(row.get("accuracy") is not None for row in self.rows)
-
-    @property
-    def reference(self) -> str | None:
+    def __post_init__(self) -> None:
+        self.methods = tuple(dict.fromkeys(str(row["label"]) for row in self.rows))
+        self.streams = tuple(dict.fromkeys(str(row["stream"]) for row in self.rows))
+        self.labelled = any(row.get("accuracy") is not None for row in self.rows)
+        by_method = {row["method"]: row["label"] for row in reversed(self.rows)}
+        self.reference: str | None = SOURCE if SOURCE in self.methods else by_method.get(SOURCE)
         """The method that the others are compared with: the source model."""
-        if SOURCE in self.methods:
-            return SOURCE
-        return next((row["label"] for row in self.rows if row.get("method") == SOURCE), None)
+        for (_, stream), by_seed in self.traces.items():
+            known = self.traces.get((self.reference or "", stream), {})
+            any_seed = next(iter(known.values()), None) if self.images else None  # for a folder all are alike
+            for seed, trace in by_seed.items():
+                if (source := known.get(seed, any_seed)) is not None:
+                    places = pd.Index(source.image).get_indexer(pd.Index(trace.image))
+                    trace.source = np.where(places >= 0, source.prediction[places], UNKNOWN)
 
     def first(self, method: str, stream: str) -> Trace | None:
         """Return the predictions of a method on a stream with its first seed."""
         return next(iter(self.traces.get((method, stream), {}).values()), None)
-
-    def __post_init__(self) -> None:
-        for (_, stream), by_seed in self.traces.items():
-            known = self.traces.get((self.reference or "", stream), {})
-            for seed, trace in by_seed.items():
-                any_seed = next(iter(known.values()), None) if self.images else None  # for a folder all are alike
-                source = known.get(seed, any_seed)
-                if source is not None:
-                    places = pd.Index(source.image).get_indexer(pd.Index(trace.image))
-                    trace.source = np.where(places >= 0, source.prediction[places], UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -103,12 +94,15 @@ class Run:
     """What was found at one path."""
 
     name: str
-    kind: str
     status: str  # in a few words how much is finished
-    whole: bool  # whether nothing is missing or damaged
     experiments: tuple[Experiment, ...] = ()
     problems: Sequence[Item] = ()
     files: Sequence[Any] = ()  # of `dpl adapt`: the predictions files
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing or damaged."""
+        return bool(self.experiments) and not self.problems
 
 
 class _CheckedStore(Store):
@@ -130,18 +124,17 @@ class _CheckedStore(Store):
         return unit.key in self.sound
 
     def _check(self, folder: Path) -> None:
-        unit: Unit | None = None
-        marks = read_json(folder / "done")
+        unit, marks = None, read_json(folder / "done")
         found = {name: _fault(folder / name, marks.get(name)) for name in ("unit.json", "results.jsonl", _ARRAYS)}
         faults = {name: fault for name, fault in found.items() if fault}
         if not marks:
             faults = {"done": "the mark of completion is missing"}
         try:
             unit = Unit.from_record(read_json(folder / "unit.json"))
+            if unit.key != folder.name:
+                faults["unit.json"] = "describes a different unit than the name of its folder"
         except (TypeError, DplError):
             faults.setdefault("unit.json", "not a unit that this version reads")
-        if unit is not None and unit.key != folder.name:
-            faults["unit.json"] = "describes a different unit than the name of its folder"
         if unit is not None and faults.keys() <= {_ARRAYS}:
             self.sound[unit.key] = unit
         title = folder.name if unit is None else f"{unit.title} ({folder.name})"
@@ -179,12 +172,12 @@ def read_store(root: Path, data: Path | None) -> Run:
     folder = data or next((Path(r.data) for r in reversed(requests) if Path(r.data).is_dir()), None)
     experiments = tuple(_experiment(members, store, folder) for members in groups.values())
     done, told = sum(map(len, groups.values())), merged(problems)
-    count = f"{done:,} of {len(cells):,} finished" if requests else f"{done:,} finished"
-    status = f"{count}, {len(told)} {'problem' if len(told) == 1 else 'problems'}" if told else count
+    status = f"{done:,} of {len(cells):,} finished" if requests else f"{done:,} finished"
+    if told:
+        status += f", {len(told)} {'problem' if len(told) == 1 else 'problems'}"
     if not done:
         status = "nothing finished that can be shown" if told else "empty: no finished result"
-    name = requests[-1].title if requests else root.resolve().name
-    return Run(name, "benchmark", status, done > 0 and not told, experiments, told)
+    return Run(requests[-1].title if requests else root.resolve().name, status, experiments, told)
 
 
 def _shared(unit: Unit) -> tuple[object, ...]:
@@ -220,26 +213,19 @@ def labels_of(runs: Sequence[tuple[str, Record]]) -> list[str]:
 
 
 def _missing(planned: Sequence[Cell], store: _CheckedStore) -> list[Item]:
-    """Return which units failed or were started, which cells are not complete, and why as far as it is known."""
+    """Return which units failed and why, and which other cells are not complete."""
     paths = [path for path in (store.root / "failures").glob("[!.]*.json") if path.stem not in store.sound]
-    failed = {path.stem: read_json(path) or {"reason": "the note cannot be read"} for path in sorted(paths)}
-    started = {path.stem for path in (store.root / "claims").glob("*.lock")} - store.sound.keys()
-    state = "started and not finished: running now, or ended early"
-    keys = [({unit.key for unit in cell.units()}, cell) for cell in planned]
-    unknown = started.difference(*(own for own, _ in keys))
-    waiting = grouped(
-        ((cell.label, state if own & started else "not run yet"), cell.candidates[0].target.stream_title)
-        for own, cell in keys
-        if not complete(cell, store) and not own & failed.keys()
-    )
-    return [
-        *(
-            Item(str(f.get("unit", key)), f"failed: {f.get('reason', 'no reason was noted')}")
-            for key, f in failed.items()
-        ),
-        *(Item(key, state) for key in sorted(unknown)),
-        *(Item(label, f"{text}: {shorten(streams)}") for (label, text), streams in waiting.items()),
+    failed = {path.stem: read_json(path) for path in sorted(paths)}
+    reasons = [
+        (str(f.get("unit", key)), f"failed: {f.get('reason', 'no reason was noted')}") for key, f in failed.items()
     ]
+    waiting = grouped(
+        (cell.label, cell.candidates[0].target.stream_title)
+        for cell in planned
+        if not complete(cell, store) and not any(unit.key in failed for unit in cell.units())
+    )
+    left = [(label, f"not run yet: {shorten(streams)}") for label, streams in waiting.items()]
+    return [Item(subject, text) for subject, text in reasons + left]
 
 
 def _experiment(cells: Sequence[Cell], store: _CheckedStore, data: Path | None) -> Experiment:
@@ -248,8 +234,6 @@ def _experiment(cells: Sequence[Cell], store: _CheckedStore, data: Path | None) 
     first = cells[0].candidates[0].target
     return Experiment(
         title=f"{cells[0].section}: {first.protocol.replace('_', ' ')}, {first.network}",
-        methods=tuple(dict.fromkeys(row["label"] for row in rows)),
-        streams=tuple(dict.fromkeys(row["stream"] for row in rows)),
         classes=tuple(rows[0]["classes"]),
         rows=rows,
         traces=_store_traces(cells, store),

@@ -1,7 +1,7 @@
 """A table of the paper with measured figures beside the printed ones: means, coverage, ranks, gains, footnotes."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mode
@@ -13,9 +13,9 @@ import pandas as pd
 
 from dpl.bench.tables import frame
 from dpl.core.errors import SettingError
-from dpl.reproduce.paper import Place, PrintedCell, Row, Table
+from dpl.reproduce.paper import Place, Row, Table
 
-__all__ = ["CellText", "ComparisonTable", "column_group", "compare", "oracle", "seed_means"]
+__all__ = ["Column", "ComparisonTable", "Figure", "column_group", "compare", "oracle", "seed_means"]
 
 _MARKS = [*ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))]  # a, b ... z, aa, ab ...
 _WIDE = 8  # a table with more columns leaves out groups in which nothing was measured
@@ -23,15 +23,18 @@ _LAST_DIGIT = "The printed cells' mean rounds to another last digit; unrounded c
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A figure in percent: over seeds, the mean and the standard deviation of the mean over streams."""
+class Figure:
+    """A figure in percent; of a measured one the mean over seeds of the mean over streams, and what went into it."""
 
     value: float
-    deviation: float | None  # sample standard deviation over seeds; None for one seed
-    seeds: tuple[int, ...]
-    images: int  # predictions behind the figure, for one seed
-    parts: int  # streams (domains, corruptions) that went in
-    expected: int  # streams that the paper's figure stands for
+    deviation: float | None  # of a measured one the sample standard deviation over seeds; None for one seed
+    rank: int | None = None  # 1 for the best of the column, 2 for the second best
+    seeds: tuple[int, ...] = ()
+    images: int | None = None  # predictions behind the figure, for one seed
+    parts: int = 0  # streams (domains, corruptions) that went in
+    expected: int = 0  # streams that the paper's figure stands for
+    misprint: str | None = None  # of a printed one: what is wrong with it
+    marks: tuple[str, ...] = ()  # of a printed one: footnotes
 
 
 class SeedMeans(NamedTuple):
@@ -43,59 +46,36 @@ class SeedMeans(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Footnote:
-    """A mark on a printed figure, and its text."""
-
-    mark: str
-    text: str
-
-
-class CellText(NamedTuple):
-    """A figure as every format shows it: `82.1`, `0.32`, rank, `3/4` of the streams, what it stands for, marks."""
-
-    figure: str
-    deviation: str
-    rank: int | None
-    coverage: str = ""
-    scope: str = ""  # what went into the figure, where it is less or other than the column's
-    marks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Column:
     """One column: `images` is the count behind most of its measured figures, None where nothing was measured."""
 
     name: str
     digits: int
-    signed: bool = False
-    images: int | None = None
+    signed: bool
+    images: int | None
 
-    def text(self, figure: Measured | PrintedCell | None, rank: int | None, *more: Any) -> CellText | None:
-        """Return a figure with the decimals of the column, and its deviation."""
-        if figure is None:
-            return None
-        value = f"{figure.value:{'+' if self.signed else ''}.{self.digits}f}"
-        return CellText(value, "" if figure.deviation is None else f"{figure.deviation:.2f}", rank, *more)
+    def text(self, figure: Figure) -> str:
+        """Return a figure with the decimals of the column."""
+        return f"{figure.value:{'+' if self.signed else ''}.{self.digits}f}"
+
+    def scope(self, figure: Figure) -> str:
+        """Return what went into a figure, where it is less or other than the column's."""
+        coverage = f"{figure.parts}/{figure.expected}" if figure.parts != figure.expected else ""
+        images = f"{figure.images:,} images" if figure.images not in (None, self.images) else ""
+        return ", ".join(filter(None, (coverage, images)))
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One cell; a rank is 1 for the best of the column, 2 for the second best, None for the others."""
-
-    measured: Measured | None
-    reported: PrintedCell | None
-    measured_rank: int | None
-    reported_rank: int | None
-    marks: tuple[str, ...]  # footnotes on the printed figure
+Figures = Sequence[Figure | None]
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One method: `label` is its name in the paper, empty for a method that the paper's table lacks."""
+    """One method, a figure for each column: `label` is its name in the paper, empty for one that the paper lacks."""
 
     name: str
     label: str
-    entries: tuple[Entry, ...]
+    measured: Figures
+    reported: Figures
 
 
 @dataclass(frozen=True)
@@ -105,34 +85,21 @@ class ComparisonTable:
     name: str
     title: str
     metric: str
-    columns: tuple[Column, ...]
-    rows: tuple[ComparisonRow, ...]
-    footnotes: tuple[Footnote, ...]
-    left_out: tuple[str, ...] = ()  # groups of columns that are not shown because nothing of them was measured
+    columns: Sequence[Column]
+    rows: Sequence[ComparisonRow]
+    footnotes: Mapping[str, str]  # by their marks, those of columns that are shown
+    left_out: Sequence[str] = ()  # groups of columns that are not shown because nothing of them was measured
 
-    @property
-    def shown_footnotes(self) -> list[Footnote]:
-        """The footnotes whose mark stands in a column that is shown."""
-        marks = {mark for row in self.rows for entry in row.entries for mark in entry.marks}
-        return [note for note in self.footnotes if note.mark in marks]
-
-    def lines(self, row: ComparisonRow) -> list[tuple[str, str, str, list[CellText | None]]]:
-        """Return a method's name, the paper's where it differs, `measured`, the figures; then the paper's, if any."""
-        measured, reported = [], []
-        for entry, column in zip(row.entries, self.columns, strict=True):
-            ours, theirs = entry.measured, entry.reported
-            coverage = f"{ours.parts}/{ours.expected}" if ours and ours.parts != ours.expected else ""
-            images = f"{ours.images:,} images" if ours and ours.images != column.images else ""
-            scope = ", ".join(filter(None, (coverage, images)))
-            measured.append(column.text(ours, entry.measured_rank, coverage, scope))
-            reported.append(column.text(theirs, entry.reported_rank, "", "", entry.marks))
-        label = "" if row.label.lower() == row.name.lower() else row.label
-        lines = [(row.name, label, "measured", measured), ("", "", "reported", reported)]
-        return lines if any(reported) else lines[:1]
+    def lines(self) -> Iterator[tuple[str, str, str, Figures]]:
+        """Yield of each method its name, the paper's where it differs, `measured`, the figures; then the paper's."""
+        for row in self.rows:
+            yield row.name, "" if row.label.lower() == row.name.lower() else row.label, "measured", row.measured
+            if any(row.reported):
+                yield "", "", "reported", row.reported
 
 
 Cell = tuple[str, str]  # method and column
-Values = dict[Cell, Measured]
+Values = dict[Cell, Figure]
 
 
 def oracle(table: Table, rows: Sequence[Row]) -> ComparisonTable | None:
@@ -152,20 +119,21 @@ def compare(table: Table, rows: Sequence[Row], figure: str = "accuracy", title: 
     extra = [name for name, _ in cells] if table.layout.open_rows else []
     names = tuple(dict.fromkeys((*table.rows, *extra)))
     values = _values(table, names, cells)
-    marks, footnotes = _footnotes(table)
-    columns = {}
-    for name in table.columns:
-        counts = [values[row, name].images for row in names if (row, name) in values]
-        column = Column(name, table.digits(name), name in table.improvements, mode(counts) if counts else None)
-        columns[column] = _entries(table, column, names, values, marks)
-    groups = {column_group(column.name) for column in columns if column.images is not None} - {""}
-    shown = columns
-    if len(columns) > _WIDE and groups:
-        shown = {column: own for column, own in columns.items() if column_group(column.name) in groups | {""}}
-    lines = zip(names, zip(*shown.values(), strict=True), strict=True)
-    body = tuple(ComparisonRow(name, table.printed_as.get(name, ""), entries) for name, entries in lines)
-    left_out = tuple(dict.fromkeys(column_group(column.name) for column in columns if column not in shown))
-    return ComparisonTable(table.name, title or table.title, table.metric, tuple(shown), body, footnotes, left_out)
+    groups = {column_group(column) for name, column in values if name in names} - {""}
+    narrow = len(table.columns) <= _WIDE or not groups
+    shown = [name for name in table.columns if narrow or column_group(name) in groups | {""}]
+    printed, footnotes = _printed(table, shown)
+    columns, measured, reported = [], [], []
+    for name in shown:
+        ours, theirs = ([found.get((row, name)) for row in names] for found in (values, printed))
+        counts = [own.images for own in ours if own is not None]
+        columns.append(Column(name, table.digits(name), name in table.improvements, mode(counts) if counts else None))
+        measured.append(_ranked(ours, columns[-1], table.metric))
+        reported.append(_ranked(theirs, columns[-1], table.metric))
+    lines = zip(names, zip(*measured, strict=True), zip(*reported, strict=True), strict=True)
+    body = [ComparisonRow(name, table.printed_as.get(name, ""), ours, theirs) for name, ours, theirs in lines]
+    left_out = list(dict.fromkeys(column_group(name) for name in table.columns if name not in shown))
+    return ComparisonTable(table.name, title or table.title, table.metric, columns, body, footnotes, left_out)
 
 
 def seed_means(
@@ -190,13 +158,15 @@ def _cell(streams: pd.DataFrame) -> SeedMeans:
     Two experiments that would fill the same cell are refused: their mean would be neither's.
     """
     units = streams.drop_duplicates(["seed", "stream", "unit"])
-    for (seed, _), same in units[units.duplicated(["seed", "stream"], keep=False)].groupby(["seed", "stream"]):
-        first, other = same.iloc[0], same.iloc[1]
+    once = units.drop_duplicates(["seed", "stream"])
+    if len(once) < len(units):
+        other = units.drop(once.index).iloc[0]
+        first = once[(once["seed"] == other["seed"]) & (once["stream"] == other["stream"])].iloc[0]
         raise SettingError(
             f"{first['label']}: the sections {first['section']!r} and {other['section']!r} both measured "
-            f"{other['dataset']}/{other['domains'][0]} with seed {seed}; keep one of them in the experiment file"
+            f"{other['dataset']}/{other['domains'][0]} with seed {other['seed']}; keep one of them in the "
+            "experiment file"
         )
-    once = streams.drop_duplicates(["seed", "stream"])
     table = once.pivot(index="seed", columns="stream", values="value")
     there = table.notna()
     fullest: Any = there.sum(axis=1).idxmax()
@@ -222,7 +192,8 @@ def _values(table: Table, names: Sequence[str], cells: Mapping[Cell, SeedMeans])
         if column in expected:
             deviation = float(means.std()) if len(means) > 1 else None
             seeds = tuple(map(int, means.index))
-            values[name, column] = Measured(float(means.mean()), deviation, seeds, images, parts, expected[column])
+            mean = float(means.mean())
+            values[name, column] = Figure(mean, deviation, None, seeds, images, parts, expected[column])
     return values | _gains(table, names, values)
 
 
@@ -244,37 +215,29 @@ def column_group(column: str) -> str:
     return beginning if rest else ""
 
 
-def _entries(
-    table: Table, column: Column, names: Sequence[str], values: Values, marks: Mapping[Cell, tuple[str, ...]]
-) -> list[Entry]:
-    """Return a column with its best two among the measured and among the printed figures; a gain is not ranked."""
-    places = [(name, column.name) for name in names]
-    measured, printed = [values.get(place) for place in places], [table.cells.get(place) for place in places]
-    widest = max((own.parts for own in measured if own), default=0)
+def _ranked(figures: Figures, column: Column, metric: str) -> Figures:
+    """Return a column with ranks by the figures as shown: equals share one, all equal have none, nor has a gain."""
+    widest = max((own.parts for own in figures if own is not None), default=0)
     # A mean over fewer streams competes with nobody, nor does a figure that cannot be right.
-    ours = [own.value if own and own.parts == widest else None for own in measured]
-    theirs = [cell.value if cell and not cell.misprint else None for cell in printed]
-    ranks = [_best_two(figures, table.metric, column) for figures in (ours, theirs)]
-    return list(map(Entry, measured, printed, *ranks, [marks.get(place, ()) for place in places]))
-
-
-def _best_two(figures: Sequence[float | None], metric: str, column: Column) -> list[int | None]:
-    """Return the first and the second by the figures as shown; equals share a rank, and all equal have none."""
-    shown = pd.Series(np.array(figures, dtype=float)).map(lambda value: round(value, column.digits))
+    comparable = [own.value if own and own.parts == widest and not own.misprint else np.nan for own in figures]
+    shown = pd.Series(comparable, dtype=float).map(lambda value: round(value, column.digits))
     if column.signed or shown.nunique() < 2:
-        return [None] * len(figures)
+        return figures
     ranks = shown.rank(method="dense", ascending=metric == "error")
-    return [int(rank) if rank <= 2 else None for rank in ranks]
+    return [
+        replace(own, rank=int(rank)) if own and rank <= 2 else own for own, rank in zip(figures, ranks, strict=True)
+    ]
 
 
-def _footnotes(table: Table) -> tuple[dict[Cell, tuple[str, ...]], tuple[Footnote, ...]]:
-    """Return the marks of each cell and the notes that they refer to; equal notes share a mark."""
+def _printed(table: Table, shown: Sequence[str]) -> tuple[dict[Cell, Figure], dict[str, str]]:
+    """Return the printed figures, and the notes on those that are shown by their marks; equal notes share a mark."""
     names: dict[str, str] = {}
-    marks = {}
+    figures, used = {}, set[str]()
     for (row, column), cell in table.cells.items():
         texts = [f"Misprint in the paper ({row}, {column}): {cell.misprint}."] if cell.misprint else []
         texts += [_LAST_DIGIT] if (row, column) in table.last_digit else []
         texts += [f"{row}, {column}: {note}" for note in cell.notes]
-        if texts:
-            marks[row, column] = tuple(names.setdefault(text, _MARKS[len(names)]) for text in texts)
-    return marks, tuple(Footnote(mark, text) for text, mark in names.items())
+        marks = tuple(names.setdefault(text, _MARKS[len(names)]) for text in texts)
+        figures[row, column] = Figure(cell.value, cell.deviation, misprint=cell.misprint, marks=marks)
+        used |= set(marks) if column in shown else set()
+    return figures, {mark: text for text, mark in names.items() if mark in used}

@@ -67,33 +67,6 @@ class Document:
     versions: tuple[str, ...] = ()
     command: str = ""
 
-    @property
-    def legend(self) -> str:
-        """What explains the figures."""
-        metric = self.grids[0].metric
-        better = "higher" if metric == "accuracy" else "lower"
-        return (
-            f"{metric.capitalize()} in percent, {better} is better: measured above, as printed in the paper below. "
-            "Measured figures are mean ± standard deviation over seeds; (3/4) tells how many of the streams (domains, "
-            "corruptions) behind the paper's figure were measured. The best and the second best of a column are "
-            "marked, among the measured and among the printed figures."
-        )
-
-    def sections(self) -> list[tuple[str, list[Item]]]:
-        """Return the lists below the tables, each under its heading; empty ones are left out."""
-        command = [Item("", "Run it again with", self.command)] if self.command else []
-        versions = [Item("", ", ".join(self.versions))] if self.versions else []
-        lists = {
-            "What differs from the paper": [Item("", text) for text in self.differences],
-            "What is missing": [*self.missing],
-            "Protocol": [*self.protocol],
-            "The paper's protocol": [*self.paper],
-            "Settings": [*self.settings],
-            "Notes on the printed figures": [*self.notes],
-            "Versions and command": [*versions, *command],
-        }
-        return [(title, items) for title, items in lists.items() if items]
-
 
 # ---- How the measured rows were obtained ----
 
@@ -144,7 +117,13 @@ def differences(rows: Sequence[Row], layout: Layout) -> tuple[str, ...]:
     """Return in what the measurement departs from the paper's protocol, as far as the rows show it."""
     seeds = len({row["seed"] for row in rows})
     limits = sorted({row["limit"] for row in rows if row["limit"] is not None})
-    found = _other_networks(rows, layout)
+    networks = {(row["network"], layout.network(row)): row["dataset"] for row in rows}
+    found = [
+        f"{dataset}: measured with {ours}, the paper with {theirs}: only the order of methods can be compared, "
+        "not the figures."
+        for (ours, theirs), dataset in networks.items()
+        if theirs not in (None, network_name(ours))
+    ]
     if layout.selected and not any(row["chosen"] for row in rows):
         found.append("Settings were fixed; the paper chose them on source validation.")
     if limits:
@@ -156,21 +135,6 @@ def differences(rows: Sequence[Row], layout: Layout) -> tuple[str, ...]:
             "Corruptions were regenerated from clean images with the published constants: the random draws are others."
         )
     return tuple(dict.fromkeys([*found, *(note for row in rows for note in row["data_notes"])]))
-
-
-def _other_networks(rows: Sequence[Row], layout: Layout) -> list[str]:
-    """Name each network that is not the paper's: its figures belong to another experiment."""
-    found = {}
-    for row in rows:
-        place = layout.place(row)
-        for beginning, network in layout.networks.items():
-            if place is not None and place[0].startswith(beginning) and network_name(row["network"]) != network:
-                found[row["network"], network] = row["dataset"]
-    return [
-        f"{dataset}: measured with {ours}, the paper with {theirs}: only the order of methods can be compared, "
-        "not the figures."
-        for (ours, theirs), dataset in found.items()
-    ]
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import yaml
 from numpy.typing import NDArray
-from PIL import Image
 
 from dpl.core.extras import optional
 
@@ -19,7 +18,6 @@ LOOK: Mapping[str, Any] = yaml.safe_load(files("dpl.reproduce").joinpath("figure
 COLOURS: Mapping[str, str] = LOOK["colours"]
 FORMATS = ("png", "svg", "pdf")
 _LABEL_GAP = 0.06  # of the axis' height, between the names at the right ends of curves
-_PALETTE = 128
 
 
 def colour(method: str, index: int = 0) -> str:
@@ -76,7 +74,4 @@ def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:
     with optional("matplotlib", "bench").rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         for path in paths:
             figure.savefig(path, dpi=120, metadata=dateless.get(path.suffix))
-    with Image.open(paths[0]) as image:  # with a palette, flat colours lose nothing, and the file shrinks to a third
-        small = image.convert("RGB").quantize(_PALETTE, dither=Image.Dither.NONE)
-    small.save(paths[0], optimize=True)
     return paths

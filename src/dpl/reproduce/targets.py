@@ -1,7 +1,5 @@
 """What makes each table and figure: run what can be run, put it beside the printed figures, write it down."""
 
-import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 from dpl.bench.section import Section, load_file
 from dpl.core.errors import DataError, SettingError, did_you_mean
+from dpl.core.files import read_json
 from dpl.core.settings import make_settings
 from dpl.data import open_benchmark
 from dpl.data.sets import normalise_name
@@ -97,7 +96,8 @@ def _make_supervised(request: Request) -> Result:
     if request.run and not missing:
         for spec in specs:
             _train(spec, request)
-    runs = {spec: record for spec in specs if (record := _finished(_folder(spec, request)))}
+    records = {spec: read_json(_folder(spec, request) / "train.json") for spec in specs}
+    runs = {spec: record for spec, record in records.items() if record.get("result")}
     missing = missing or [Item(_title(spec), "not run") for spec in specs if spec not in runs]
     if not runs:
         reasons = "".join(f"\n{item.lines()}" for item in missing)
@@ -140,39 +140,25 @@ def _train(spec: SupervisedSpec, request: Request) -> None:
     train_supervised(spec, data=request.data, out=_folder(spec, request), on_epoch=tell)
 
 
-def _finished(folder: Path) -> dict[str, Any]:
-    """Return the record of a finished training, empty if it is none."""
-    path = folder / "train.json"
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise DataError(f"{path}: damaged ({error}); remove its folder to train again") from error
-    return record if record.get("result") else {}
-
-
 def _supervised_document(runs: dict[SupervisedSpec, dict[str, Any]], missing: list[Item], request: Request) -> Document:
-    table, first = paper.load("supervised"), next(iter(runs))
+    table = paper.load("supervised")
     rows, protocol, settings = [], [], []
     for spec, record in runs.items():
-        result, images, own = record["result"], record["data"], dataclasses.asdict(spec)
+        result, images, title = record["result"], record["data"], _title(spec)
         rows.append({
             "label": spec.loss, "section": "supervised", "dataset": spec.dataset, "domains": (spec.dataset,),
-            "network": spec.network, "seed": spec.seed, "unit": _title(spec), "n": images["test"],
-            "accuracy": result["accuracy"], "limit": None, "chosen": {}, "regenerated": False, "data_notes": (),
+            "network": spec.network, "seed": spec.seed, "unit": title, "n": images["test"],
+            "accuracy": result["accuracy"], "limit": spec.limit, "chosen": {}, "regenerated": False, "data_notes": (),
         })  # fmt: skip
-        protocol.append(Item(_title(spec), (
+        text = (
             f"{images['training']:,} training images, {images['test']:,} test images, last epoch; "
             f"with cosines to the prototypes as scores {result['cosine_accuracy']:.1f} % are right"
-        )))  # fmt: skip
-        settings.append(Item(_title(spec), ", ".join(f"{k}={v}" for k, v in own.items() if k != "loss")))
-    found = [_UNSPECIFIED, *differences(rows, table.layout)]
-    if first.limit:
-        found.append(f"At most {first.limit:,} images were used for training and for the test.")
-    if first.epochs != SupervisedSpec.epochs:
-        found.append(f"{first.epochs} epochs; the recipe is made for {SupervisedSpec.epochs}.")
+        )
+        protocol.append(Item(title, text))
+        settings.append(Item(title, ", ".join(f"{name}={value}" for name, value in vars(spec).items())))
     words = "dpl {dpl}, torch {torch}, Python {python}, {machine}, {device}"
     versions = dict.fromkeys(words.format_map(s) for record in runs.values() for s in record["sessions"])
     return make_document(
-        table, rows, missing, request, differences=tuple(found), protocol=tuple(protocol), settings=tuple(settings),
-        versions=tuple(versions),
+        table, rows, missing, request, differences=(_UNSPECIFIED, *differences(rows, table.layout)),
+        protocol=tuple(protocol), settings=tuple(settings), versions=tuple(versions),
     )  # fmt: skip

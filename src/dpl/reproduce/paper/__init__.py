@@ -1,7 +1,7 @@
 """The figures printed in the paper, as data: one YAML file per table, misprints marked and never corrected.
 
 >>> from dpl.reproduce import paper
->>> paper.load("table1").value("dpl_dagger", "pacs")
+>>> paper.load("table1").cells["dpl_dagger", "pacs"]
 PrintedCell(value=89.9, deviation=0.39, misprint=None, notes=())
 
 Rows are named like our methods, columns like our data sets. A printed average lists the columns it averages, and a
@@ -42,6 +42,11 @@ class Layout:
     """The paper's network by the beginning of the column's name."""
     selected: bool = False  # whether the paper chose settings on source validation
     seeds: int | None = 3  # seeds behind the paper's figures; None where it does not say
+
+    def network(self, row: Row) -> str | None:
+        """Return the paper's network for a measured row, None where the paper has no figure."""
+        column, _ = self.place(row) or (None, None)
+        return next((own for start, own in self.networks.items() if column and column.startswith(start)), None)
 
 
 @dataclass(frozen=True)
@@ -98,12 +103,6 @@ class Table:
     def rows(self) -> tuple[str, ...]:
         """The row names in printed order."""
         return tuple(dict.fromkeys(row for row, _ in self.cells))
-
-    def value(self, row: str, column: str) -> PrintedCell | None:
-        """Return the printed cell, or None where the paper prints nothing (also for a method it lacks)."""
-        if column not in self.columns:
-            raise SettingError(f"{self.name} has no column {column!r}. {did_you_mean(column, self.columns)}")
-        return self.cells.get((row, column))
 
     def digits(self, column: str) -> int:
         """Return the decimals with which the column is printed; summaries always have one."""
