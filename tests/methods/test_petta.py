@@ -13,7 +13,7 @@ from dpl.core.errors import SettingError
 from dpl.memory.bank import occupied_by_age
 from dpl.methods.rotta import robust_pass
 from dpl.network import Network
-from dpl.network.scope import select_parameters
+from dpl.network.split import select_parameters
 from parity.tiny import Roll, source_images, stream, tiny_network
 
 

@@ -10,7 +10,7 @@ from dpl.core.extras import optional
 from dpl.network import Network
 from dpl.network.norm import BatchStatistics, BlendedStatistics, RunningStatistics, parse_norm
 from dpl.network.norm_control import install, uninstall
-from dpl.network.scope import select_parameters
+from dpl.network.split import select_parameters
 from nets import CLASSES, images, network
 
 KINDS = ["batch", "group", "bottleneck", "weight_norm", "parametrized", "tokens", "late", "wrapped"]

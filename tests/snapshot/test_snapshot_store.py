@@ -102,7 +102,7 @@ def test_writers_at_the_same_time_take_turns(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="keep=0"):
+    with pytest.raises(SettingError, match="keep must be a whole number of at least 1, got 0"):
         SnapshotStore(tmp_path, keep=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(SnapshotError, match="is a file"):

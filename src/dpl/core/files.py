@@ -20,7 +20,7 @@ from dpl.core.errors import DataError
 
 __all__ = [
     "clear_drafts", "file_sha256", "lock", "naming", "open_lock", "read_json", "remove_folder", "replacing",
-    "sync_folder", "write_file", "write_folder",
+    "sync", "write_file", "write_folder",
 ]  # fmt: skip
 
 
@@ -47,9 +47,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         with naming(path):
             yield draft
-            _sync(draft)
+            sync(draft)
             os.replace(draft, path)
-            sync_folder(path.parent)
+            sync(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -62,13 +62,13 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
             draft.mkdir()
             for name, data in files.items():
                 (draft / name).write_bytes(data)
-                _sync(draft / name)
-            sync_folder(draft)
+                sync(draft / name)
+            sync(draft)
             if folder.exists():
                 shutil.rmtree(previous, ignore_errors=True)
                 folder.rename(previous)
             draft.rename(folder)
-            sync_folder(folder.parent)
+            sync(folder.parent)
         shutil.rmtree(previous, ignore_errors=True)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -93,10 +93,15 @@ def clear_drafts(folder: Path, name: str = "*") -> None:
         shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
 
 
-def sync_folder(folder: Path) -> None:
-    """Force a folder's list of names to the disk, where the system can."""
-    if sys.platform != "win32":
-        _sync(folder)
+def sync(path: Path) -> None:
+    """Force a file, or a folder's list of names, to the disk; Windows cannot do the latter."""
+    if sys.platform == "win32" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def file_sha256(path: Path) -> str:
@@ -152,14 +157,6 @@ def _lock(handle: int, wait: bool) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     return True
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, Optimizer
 from dpl.core.errors import SettingError, SnapshotError
 from dpl.core.state import undo_changes
 
-__all__ = ["NamedOptimizer", "OptimizerFactory", "laid_out_like"]
+__all__ = ["NamedOptimizer", "OptimizerFactory"]
 
 OptimizerFactory = Callable[[Iterable[Parameter]], Optimizer]
 
@@ -25,8 +25,7 @@ class NamedOptimizer:
         self, parameters: Mapping[str, Parameter], kind: str | OptimizerFactory, lr: float, weight_decay: float = 0.0
     ) -> None:
         self.parameters, self._named = dict(parameters), isinstance(kind, str)
-        common: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
-        common |= {"fused": _has_fused_step(self.parameters.values())}
+        common: Any = {"lr": lr, "weight_decay": weight_decay, "fused": _can_be_fused(self.parameters.values())}
         sgd = partial(SGD, momentum=0.9, **common)
         named: dict[str, OptimizerFactory]
         named = {"adam": partial(Adam, **common), "sgd": sgd, "nesterov": partial(sgd, nesterov=True)}
@@ -38,7 +37,6 @@ class NamedOptimizer:
         # Without hooks and the profiler's marks: nothing comes after the kernel that could fail.
         step = unwrap(type(self.optimizer).step)
         self._take_step = partial(step, self.optimizer) if self._named else self.optimizer.step
-        self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._factor: Tensor | float = 1.0  # of the learning rates, where the optimizer itself would have to read it
 
     def step(self, loss: Tensor, should_step: Tensor | None = None) -> Tensor | bool:
@@ -133,15 +131,14 @@ class NamedOptimizer:
         groups = {own: [p for name, p in self.parameters.items() if (name in names) == own] for own in (False, True)}
         self.optimizer.param_groups[0]["params"] = groups[False]
         self.optimizer.add_param_group({"params": groups[True], "lr": lr})
-        self._rates.append(lr)
 
     def scale_lr(self, factor: Tensor | float) -> None:
         """Set the learning rates to the given ones times a factor, which may stay on the device."""
         if isinstance(factor, Tensor) and factor.device.type != "cpu" and not self._is_fused:
             self._factor = factor
             return
-        for group, lr in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = lr * factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
     def _masked_step(self, should_step: Tensor) -> None:
         """Step, and take it back on the device where the flag is false; only counts on the host go on."""
@@ -179,20 +176,16 @@ class NamedOptimizer:
         state: dict[int, dict[str, Any]] = {}
         for key, value in flat.items():
             name, _, entry = key.rpartition("/")
-            state.setdefault(index[name], {})[entry] = laid_out_like(self.parameters[name], value)
+            like, held = self.parameters[name], value.clone()
+            if value.shape == like.shape:  # a fused step goes through both in the order of their memory
+                held = torch.empty_like(like, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
+            state.setdefault(index[name], {})[entry] = held
         groups = self.optimizer.state_dict()["param_groups"]
         if self._named:  # the parameters may have moved
-            groups = [group | {"fused": _has_fused_step(self.parameters.values())} for group in groups]
+            groups = [group | {"fused": _can_be_fused(self.parameters.values())} for group in groups]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.optimizer.zero_grad()
 
 
-def laid_out_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return a copy in the parameter's memory layout: a fused step goes through both in the order of their memory."""
-    if value.shape != parameter.shape:
-        return value.clone()
-    return torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
-
-
-def _has_fused_step(parameters: Iterable[Tensor]) -> bool:
+def _can_be_fused(parameters: Iterable[Tensor]) -> bool:
     return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)

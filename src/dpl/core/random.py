@@ -19,19 +19,16 @@ class Random:
 
     def integers(self, high: int, count: int) -> Tensor:
         """Draw `count` whole numbers below `high`."""
-        return self._sent(torch.randint(high, (count,), generator=self.generator))
+        return torch.randint(high, (count,), generator=self.generator).to(self.device, non_blocking=True)
 
     def uniform(self, count: int) -> Tensor:
         """Draw `count` numbers from 0 to 1, without 1."""
-        return self._sent(torch.rand(count, generator=self.generator))
+        return torch.rand(count, generator=self.generator).to(self.device, non_blocking=True)
 
     def permutation(self, count: int) -> Tensor:
         """Draw an order of `count` things."""
-        return self._sent(torch.randperm(count, generator=self.generator))
+        return torch.randperm(count, generator=self.generator).to(self.device, non_blocking=True)
 
     def fresh_seed(self) -> int:
         """Draw a seed for code that only knows the global generator."""
         return int(torch.randint(2**31 - 1, (1,), generator=self.generator))
-
-    def _sent(self, numbers: Tensor) -> Tensor:
-        return numbers.to(self.device, non_blocking=True)

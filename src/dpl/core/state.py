@@ -147,8 +147,7 @@ class Stateful:
 
 def undo_changes(tensors: Sequence[Tensor]) -> Callable[[], None]:
     """Copy tensors; return a function that copies the values back."""
-    with torch.no_grad():
-        copies = [tensor.detach().clone() for tensor in tensors]
+    copies = [tensor.detach().clone() for tensor in tensors]
 
     @torch.no_grad()
     def undo() -> None:

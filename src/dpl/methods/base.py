@@ -25,7 +25,7 @@ from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass, StreamRule
 from dpl.network.norm import AutoBlend, RunningStatistics, parse_norm
 from dpl.network.norm_control import TargetStatistics
-from dpl.network.scope import select_parameters
+from dpl.network.split import select_parameters
 from dpl.views import seeded
 
 __all__ = ["Fact", "GradientMethod", "Method", "Objective", "Source", "Term"]

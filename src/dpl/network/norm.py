@@ -106,9 +106,7 @@ class RecordedStatistics:
 
     def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
         """Normalise by what was recorded for this layer, or by running statistics if nothing was."""
-        if layer not in self.statistics:
-            return RunningStatistics()(layer, forward, x, control)
-        mean, variance = self.statistics[layer]
+        mean, variance = self.statistics.get(layer, (layer.running_mean, layer.running_var))
         with hiding(layer, training=False, running_mean=mean, running_var=variance):
             return forward(x)
 

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpl.core.errors import DataError
-from dpl.network.scope import SCOPES
+from dpl.network.split import SCOPES
 from dpl.reproduce.compare import seed_means
 from dpl.reproduce.document import Picture, write
 from dpl.reproduce.paper import PLACES, Layout, Row

@@ -16,8 +16,15 @@ from dpl.methods.dpl import PrototypeMethod
 from dpl.methods.settings import Settings
 from dpl.network.layout import SMALL_SIDE, rule_for
 from dpl.network.norm import batch_share, parse_norm
-from dpl.network.scope import NORMS, SCOPES, select_parameters
-from dpl.network.split import find_classifier, logits_of, private_copy, watch_classifier
+from dpl.network.split import (
+    NORMS,
+    SCOPES,
+    find_classifier,
+    logits_of,
+    private_copy,
+    select_parameters,
+    watch_classifier,
+)
 from dpl.runs.costs import environment
 
 __all__ = ["Check", "describe_environment", "examine"]

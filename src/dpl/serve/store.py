@@ -26,7 +26,7 @@ from torch import Tensor
 
 import dpl
 from dpl.core.errors import InputError, SettingError, SnapshotError
-from dpl.core.files import clear_drafts, open_lock, remove_folder, sync_folder, write_file
+from dpl.core.files import clear_drafts, open_lock, remove_folder, sync, write_file
 from dpl.snapshot import read_manifest, read_snapshot, write_snapshot
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class StreamStore:
         is_new = not self._place(stream_id).exists()
         write_snapshot(self._place(stream_id, snapshot.name), self._identity | facts, changed)
         if is_new:
-            sync_folder(self._streams)
+            sync(self._streams)
         for name in [name for name in self.names(stream_id) if name.kind == kind][self._keep :]:
             remove_folder(self._place(stream_id, name))
 

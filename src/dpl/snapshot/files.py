@@ -23,8 +23,9 @@ from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
 import dpl
-from dpl.core.errors import SettingError, SnapshotCorrupt, SnapshotError
+from dpl.core.errors import SnapshotCorrupt, SnapshotError
 from dpl.core.files import clear_drafts, lock, remove_folder, write_folder
+from dpl.core.settings import whole_number
 
 __all__ = ["Savable", "SnapshotStore", "read_manifest", "read_snapshot", "write_snapshot"]
 
@@ -120,9 +121,7 @@ class SnapshotStore:
     """
 
     def __init__(self, folder: str | Path, keep: int = 3) -> None:
-        if not isinstance(keep, int) or keep < 1:
-            raise SettingError(f"keep={keep!r}: expected a whole number of at least 1")
-        self.folder, self.keep = Path(folder).resolve(), keep
+        self.folder, self.keep = Path(folder).resolve(), whole_number("keep", keep, least=1)
         if self.folder.exists() and not self.folder.is_dir():
             raise SnapshotError(f"{self.folder} is a file; a store of snapshots needs a folder")
         if self.folder.is_dir() and os.access(self.folder, os.W_OK):
