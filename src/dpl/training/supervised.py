@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -86,8 +85,7 @@ def train_supervised(
         if len(history) < spec.epochs:
             folder.begin_session(len(history), trainer)
         for epoch in range(len(history), spec.epochs):
-            history.append(trainer.epoch(epoch, training, test))
-            folder.save(trainer)
+            folder.save(trainer, trainer.epoch(epoch, training, test))
             if on_epoch is not None:
                 on_epoch(history[-1])
         folder.finish(history[-1])
@@ -123,7 +121,6 @@ class SupervisedTrainer(Trainer):
 
     def epoch(self, epoch: int, training: Images, test: Images) -> Record:
         """Train on all training images once, then test; return the loss and the accuracies in percent."""
-        began = time.perf_counter()
         torch.manual_seed(seed_hash("epoch", self.spec.seed, epoch))
         self.optimizer.scale_lr((1 + math.cos(math.pi * epoch / self.spec.epochs)) / 2)
         self.network.train()
@@ -138,7 +135,7 @@ class SupervisedTrainer(Trainer):
         mean = total.item() / steps
         if not math.isfinite(mean):
             raise SettingError(f"lr={self.spec.lr}: the loss is {mean} in epoch {epoch}; lower the learning rate")
-        return {"epoch": epoch, "loss": mean, **self._test(test), "seconds": time.perf_counter() - began}
+        return {"epoch": epoch, "loss": mean, **self._test(test)}
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         logits, features = self._forward(images)
