@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from dpl.backbones import create, load_weights
 from dpl.backbones.normalise import bare
 from dpl.core.errors import DataError, ModelError, SettingError
 from dpl.core.extras import choose_device
-from dpl.data import Batch, ImageSet, batches, square, training, training_batches
+from dpl.data import Batch, batches, square, training, training_batches
 from dpl.network.split import guess_classifier, logits_of
 from dpl.streams import seed_hash
 from dpl.training.distributed import ALONE, ProcessGroup, process_group
@@ -58,17 +58,16 @@ def train(
 
     Under `torchrun`, all processes share each batch and see `out`; only the first one writes there and calls `on_step`.
     """
-    with ExitStack() as stack:
-        group = stack.enter_context(process_group(device))
+    with process_group(device) as group:
         place = choose_device(device)
         sources = open_sources(spec, data)
-        stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
-        folder = stack.enter_context(open_run(out, sources.record, group))
-        trainer = SourceTrainer(spec, sources, place, group, workers)
-        folder.resume(trainer)
-        trainer.run(folder, on_step if folder.writes else None)
-        best, seconds = trainer.best(), trainer.history[-1]["seconds"]
-        folder.finish(best | {"seconds": seconds})
+        devices = [place] if place.type == "cuda" else []
+        with open_run(out, sources.record, group) as folder, torch.random.fork_rng(devices=devices):
+            trainer = SourceTrainer(spec, sources, place, group, workers)
+            folder.resume(trainer)
+            trainer.run(folder, on_step if folder.writes else None)
+            best, seconds = trainer.best(), trainer.history[-1]["seconds"]
+            folder.finish(best | {"seconds": seconds})
     return TrainResult(folder.best, best["step"], best["mean"], best["validation"], seconds, trainer.history)
 
 
@@ -132,22 +131,20 @@ class SourceTrainer(Trainer):
             raise SettingError(f"lr={self.spec.lr}: the loss is {loss} at step {step}; lower the learning rate")
         return loss
 
-    def _validate(self) -> Record:
-        """Return the accuracy in percent of each source domain, and their mean."""
-        accuracies = {name: self._accuracy(images) for name, images in self.sources.validation.items()}
-        return {"mean": sum(accuracies.values()) / len(accuracies), "validation": accuracies}
-
     @torch.inference_mode()
-    def _accuracy(self, images: ImageSet) -> float:
-        """Return the accuracy in percent, to which each process contributes its rows."""
+    def _validate(self) -> Record:
+        """Return the accuracy in percent of each source domain, and their mean; each process contributes its rows."""
         self.network.eval()
-        own = np.arange(len(images))[self.group.rows(len(images))]
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
         unaugmented, at_once = square(self.spec.size), 64
-        for batch in batches(images, own, unaugmented, at_once, workers=self.workers, on_error="raise"):
-            shown = batch.images.to(self.device, memory_format=torch.channels_last)
-            correct += (logits_of(self.network(shown)).argmax(dim=1) == batch.labels.to(self.device)).sum()
-        return float(100.0 * self.group.sum(correct).item() / len(images))
+        accuracies: dict[str, float] = {}
+        for name, images in self.sources.validation.items():
+            own = np.arange(len(images))[self.group.rows(len(images))]
+            correct = torch.zeros((), dtype=torch.int64, device=self.device)
+            for batch in batches(images, own, unaugmented, at_once, workers=self.workers, on_error="raise"):
+                shown = batch.images.to(self.device, memory_format=torch.channels_last)
+                correct += (logits_of(self.network(shown)).argmax(dim=1) == batch.labels.to(self.device)).sum()
+            accuracies[name] = float(100.0 * self.group.sum(correct).item() / len(images))
+        return {"mean": sum(accuracies.values()) / len(accuracies), "validation": accuracies}
 
 
 def _load(network: nn.Module, path: str | Path) -> None:

@@ -31,11 +31,7 @@ Record = dict[str, Any]
 
 
 class Trainer(Stateful):
-    """A network on its device, its optimizer, and what was measured so far.
-
-    Network and optimizer are in the channels-last layout, in which convolutions and BatchNorm are up to twice as fast
-    on a CPU.
-    """
+    """A network in the channels-last layout (up to twice as fast on a CPU), its optimizer, what was measured so far."""
 
     def __init__(self, network: nn.Module, device: torch.device, optimizer: OptimizerFactory) -> None:
         super().__init__()

@@ -25,8 +25,7 @@ _HOLDOUT = 0.2
 class TrainSpec(Checked):
     """One source model. The defaults are DomainBed's; two runs with the same settings end with the same weights."""
 
-    dataset: str
-    """Name of the benchmark, as `dpl.data.open_benchmark` takes it."""
+    dataset: str  # name of the benchmark, as `dpl.data.open_benchmark` takes it
     target: str | None = setting(None, "domain to leave out; all others are trained on")
     source: str | None = setting(None, "the only domain to train on, instead of a target")
     network: str = setting("resnet18", "name of the network")
