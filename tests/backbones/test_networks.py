@@ -44,7 +44,7 @@ def test_counts_shapes_and_round_trip(name, tmp_path):
         assert torch.equal(again(images), logits)
 
 
-@pytest.mark.parametrize("name", ["wrn28_1", "cifar_resnet20", "cifar100_resnet32", "debug_gn"])
+@pytest.mark.parametrize("name", ["wrn28_1", "cifar_resnet20", "cifar100_resnet32", "debug_cnn"])
 def test_every_parameter_gets_a_gradient(name):
     torch.manual_seed(0)
     network = create(name, num_classes=7).train()

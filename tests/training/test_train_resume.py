@@ -110,7 +110,7 @@ def test_a_finished_run_is_not_trained_again(uninterrupted, pacs, tmp_path):
     [
         ({"lr": 0.5}, r"with lr=0\.01; lr=0\.5 was asked for"),
         ({"target": "photo"}, "with target='sketch'; target='photo'"),
-        ({"network": "debug_gn"}, "with network='debug_cnn'"),
+        ({"network": "cifar_resnet20"}, "with network='debug_cnn'"),
         ({"steps": 8}, "with steps=7"),
         ({"seed": 1}, "with seed=0"),
         ({"trial_seed": 1}, "with trial_seed=0"),

@@ -48,8 +48,8 @@ def test_best_weights_have_plain_names_and_the_accuracy_that_is_told(pacs, spec,
     assert 100 * correct.float().mean().item() == pytest.approx(result.validation["photo"])
 
 
-def test_of_equals_the_earliest_is_kept(spec):
-    trainer = SourceTrainer(spec(), 7, torch.device("cpu"))
+def test_of_equals_the_earliest_is_kept(pacs, spec):
+    trainer = SourceTrainer(spec(), open_sources(spec(), pacs), torch.device("cpu"))
     trainer.history = [{"step": step, "mean": mean} for step, mean in enumerate([50.0, 70.0, 60.0, 70.0])]
     assert trainer.best()["step"] == 1
 
@@ -161,13 +161,12 @@ def test_a_head_for_other_classes_is_replaced_and_the_body_kept(pacs, spec, tmp_
 
 
 @pytest.mark.skipif(find_spec("timm") is None, reason="timm has networks whose heads start with large weights")
-def test_a_new_head_starts_small_whatever_the_network_would_do(tmp_path):
+def test_a_new_head_starts_small_whatever_the_network_would_do(pacs, tmp_path):
     save_file(create("tf_efficientnet_lite0", num_classes=10).network.state_dict(), tmp_path / "start.safetensors")
     made = TrainSpec(dataset="PACS", target="sketch", network="tf_efficientnet_lite0", size=32,
                      weights=tmp_path / "start.safetensors")  # fmt: skip
-    trainer = SourceTrainer(made, 7, torch.device("cpu"))
-    assert trainer.fresh_head
-    assert trainer.weights()["classifier.weight"].abs().max() < 1280**-0.5
+    trainer = SourceTrainer(made, open_sources(made, pacs), torch.device("cpu"))
+    assert trainer.state()["network.classifier.weight"].abs().max() < 1280**-0.5
 
 
 def test_a_head_for_the_same_classes_is_kept(pacs, spec, tmp_path):

@@ -126,21 +126,19 @@ class _StagedNetwork(nn.Sequential):
 
 def _stages(name: str, block: _Block, blocks: int, channels: Sequence[int]) -> dict[str, nn.Module]:
     """Return three numbered stages of so many blocks; the second and the third halve the image."""
-    steps = zip(pairwise(channels), (1, 2, 2), strict=True)
-    return {
-        f"{name}{i}": nn.Sequential(
-            block(inputs, outputs, stride), *(block(outputs, outputs, 1) for _ in range(1, blocks))
-        )
-        for i, ((inputs, outputs), stride) in enumerate(steps, 1)
-    }
+    stages: dict[str, nn.Module] = {}
+    for number, (inputs, outputs) in enumerate(pairwise(channels), 1):
+        first = block(inputs, outputs, 1 if number == 1 else 2)
+        stages[f"{name}{number}"] = nn.Sequential(first, *(block(outputs, outputs, 1) for _ in range(1, blocks)))
+    return stages
 
 
 class DebugCNN(nn.Sequential):
-    """Three convolution stages of 8, 16 and 32 channels with a norm layer each; 32 features. For tests and dry runs."""
+    """Three convolution stages of 8, 16 and 32 channels with BatchNorm; 32 features. For tests and dry runs."""
 
-    def __init__(self, num_classes: int, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
+    def __init__(self, num_classes: int) -> None:
         layers: dict[str, nn.Module] = {
-            f"layer{i}": nn.Sequential(conv3x3(inputs, outputs, stride), norm(outputs), nn.ReLU())
+            f"layer{i}": nn.Sequential(conv3x3(inputs, outputs, stride), nn.BatchNorm2d(outputs), nn.ReLU())
             for i, (inputs, outputs, stride) in enumerate(((3, 8, 1), (8, 16, 2), (16, 32, 2)), 1)
         }
         super().__init__(OrderedDict(layers, pool=MeanPool(), fc=nn.Linear(32, num_classes)))

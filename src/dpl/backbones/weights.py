@@ -37,12 +37,9 @@ class LoadReport:
     """Result of `load_weights`: the number of tensors copied, and the names without a counterpart."""
 
     loaded: int
-    missing: tuple[str, ...]
-    """In the network, not in the file."""
-    unexpected: tuple[str, ...]
-    """In the file, not in the network."""
-    mismatched: tuple[str, ...]
-    """In both, with different shapes."""
+    missing: tuple[str, ...]  # in the network, not in the file
+    unexpected: tuple[str, ...]  # in the file, not in the network
+    mismatched: tuple[str, ...]  # in both, with different shapes
 
 
 def load_weights(network: nn.Module, path: str | Path, *, strict: bool = True) -> LoadReport:
@@ -81,9 +78,7 @@ def _by_name(tensors: _Tensors, expected: _Tensors, path: str | Path) -> dict[st
         spelled = (name.removesuffix(old) + new for old, new in _WEIGHT_NORM if name.endswith(old))
         found[next((other for other in spelled if other in expected), name)] = tensor
     if len(found) != len(tensors):
-        raise DataError(
-            f"{path} holds several versions of one tensor under different prefixes; save one of them alone."
-        )
+        raise DataError(f"{path} holds several versions of a tensor under different prefixes; save one of them alone.")
     return found
 
 

@@ -6,11 +6,10 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -32,19 +31,14 @@ _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _CIFAR100 = ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
 
 
-@dataclass(frozen=True)
-class NetworkRecord:
+class NetworkRecord(NamedTuple):
     """A built-in network."""
 
-    build: Callable[[int], nn.Module]
-    """Builds the network, without normalisation, for a number of classes."""
-    classes: int
-    """Number of classes by default."""
-    input_size: int
-    """Side of the images, in pixels, that its checkpoints were trained with."""
+    build: Callable[[int], nn.Module]  # for a number of classes, without normalisation
+    classes: int  # by default
+    input_size: int  # side of the images, in pixels, that its checkpoints were trained with
     normalise: Normalise
-    checkpoints: str = ""
-    """Source of weight files with these parameter names; empty if there are none."""
+    checkpoints: str = ""  # source of weight files with these parameter names; empty if there are none
 
 
 def _bottleneck_resnet50(num_classes: int) -> nn.Module:
@@ -70,7 +64,6 @@ OWN: dict[str, NetworkRecord] = {
     "domainnet126_resnet50": NetworkRecord(_bottleneck_resnet50, 126, 224, "imagenet",
                                            "AdaContrast (Chen et al., 2022), best_<domain>_<seed>.pth.tar"),
     "debug_cnn": NetworkRecord(DebugCNN, 10, 32, "none"),
-    "debug_gn": NetworkRecord(partial(DebugCNN, norm=partial(nn.GroupNorm, 4)), 10, 32, "none"),
 }  # fmt: skip
 """The built-in networks by name; docs/networks.md has their sizes and accuracies."""
 
@@ -109,10 +102,8 @@ def available(pattern: str = "*") -> list[str]:
     Names of timm and torchvision are included if those packages are installed.
     """
     names = [*OWN, *entry_points(_GROUP)]
-    with suppress(MissingExtraError):
-        names += optional("timm", "bench").list_models()
-    with suppress(MissingExtraError):
-        names += _torchvision_names()
+    with suppress(MissingExtraError):  # timm needs torchvision
+        names += [*optional("timm", "bench").list_models(), *_torchvision_names()]
     return [name for name in names if fnmatchcase(name, pattern)]
 
 

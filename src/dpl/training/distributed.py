@@ -20,10 +20,6 @@ from dpl.network.norm_control import Forward, NormControl, install, normalise
 
 __all__ = ["ALONE", "ProcessGroup", "process_group"]
 
-# Before a group is destroyed: a thread of gloo that still has to release a tensor needs Python's lock, which the end of
-# the group holds while it waits for that thread.
-_RELEASE_SECONDS = 0.5
-
 
 @dataclass(frozen=True)
 class ProcessGroup:
@@ -34,9 +30,7 @@ class ProcessGroup:
 
     def rows(self, count: int) -> slice:
         """Return the rows of this process, of `count` rows in all."""
-        share, remainder = divmod(count, self.size)
-        start = self.rank * share + min(self.rank, remainder)
-        return slice(start, start + share + (self.rank < remainder))
+        return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def sum(self, own: Tensor) -> Tensor:
         """Return the sum over all processes, differentiable."""
@@ -99,6 +93,8 @@ def process_group(device: str | None = None) -> Iterator[ProcessGroup]:
         group = ProcessGroup(dist.get_rank(), dist.get_world_size())
         yield group
         group.wait()
-        time.sleep(_RELEASE_SECONDS)
+        # A thread of gloo that still has to release a tensor needs Python's lock, which the end of the group holds
+        # while it waits for that thread.
+        time.sleep(0.5)
     finally:
         dist.destroy_process_group()

@@ -2,10 +2,9 @@
 
 import math
 import os
-import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from dpl.backbones import create, load_weights
 from dpl.backbones.normalise import bare
 from dpl.core.errors import DataError, ModelError, SettingError
 from dpl.core.extras import choose_device
-from dpl.data import Batch, ImageSet, batches, square, training, training_batches
+from dpl.data import Batch, batches, square, training, training_batches
 from dpl.network.split import guess_classifier, logits_of
 from dpl.streams import seed_hash
 from dpl.training.distributed import ALONE, ProcessGroup, process_group
@@ -34,15 +33,12 @@ OnStep = Callable[[int, float, float], None]  # the step from 0, its loss, the l
 class TrainResult:
     """A finished run; accuracies are in percent, on the held-out images of the source domains."""
 
-    weights: Path
-    """The checkpoint with the highest mean accuracy."""
-    step: int
-    """The step after which it was taken, counted from 0."""
+    weights: Path  # the checkpoint with the highest mean accuracy
+    step: int  # after which it was taken, counted from 0
     mean: float
     validation: dict[str, float]
-    seconds: float
-    """Time spent, without steps that were lost when a run was killed."""
-    history: list[Record] = field(repr=False)
+    seconds: float  # without steps that were lost when a run was killed
+    history: list[Record]
 
 
 def train(
@@ -62,64 +58,62 @@ def train(
 
     Under `torchrun`, all processes share each batch and see `out`; only the first one writes there and calls `on_step`.
     """
-    with ExitStack() as stack:
-        group = stack.enter_context(process_group(device))
+    with process_group(device) as group:
         place = choose_device(device)
         sources = open_sources(spec, data)
-        stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
-        folder = stack.enter_context(open_run(out, sources.record, group))
-        trainer = SourceTrainer(spec, len(sources.record["data"]["classes"]), place, group)
-        folder.resume(trainer)
-        trainer.run(sources, folder, workers, on_step if folder.writes else None)
-        best, seconds = trainer.best(), trainer.history[-1]["seconds"]
-        folder.finish(best | {"seconds": seconds})
+        devices = [place] if place.type == "cuda" else []
+        with open_run(out, sources.record, group) as folder, torch.random.fork_rng(devices=devices):
+            trainer = SourceTrainer(spec, sources, place, group, workers)
+            folder.resume(trainer)
+            trainer.run(folder, on_step if folder.writes else None)
+            best, seconds = trainer.best(), trainer.history[-1]["seconds"]
+            folder.finish(best | {"seconds": seconds})
     return TrainResult(folder.best, best["step"], best["mean"], best["validation"], seconds, trainer.history)
 
 
 class SourceTrainer(Trainer):
     """A source model under Adam. In a process group, each process trains on its rows of a batch."""
 
-    def __init__(self, spec: TrainSpec, classes: int, device: torch.device, group: ProcessGroup = ALONE) -> None:
+    def __init__(
+        self, spec: TrainSpec, sources: Sources, device: torch.device, group: ProcessGroup = ALONE, workers: int = 0
+    ) -> None:
         torch.manual_seed(spec.seed)
-        network = create(spec.network, num_classes=classes)
-        self.fresh_head = spec.weights is None or not _load(network, spec.weights)
-        _check_runs(network, spec, classes)
+        network = create(spec.network, num_classes=len(sources.classes))
+        if spec.weights is not None:
+            _load(network, spec.weights)
+        _check_runs(network, spec, len(sources.classes))
         super().__init__(network, device, partial(torch.optim.Adam, lr=spec.lr))
-        self.spec, self.group = spec, group
+        self.spec, self.sources, self.group, self.workers = spec, sources, group, workers
+        self._rows = spec.per_domain * len(sources.training)  # of a batch, in all processes
         group.join_statistics(self.network)
 
     def best(self) -> Record:
         """Return the entry with the highest mean accuracy; of equals the earliest."""
         return max(self.history, key=lambda entry: float(entry["mean"]))
 
-    def run(self, sources: Sources, folder: RunFolder, workers: int, on_step: OnStep | None) -> None:
+    def run(self, folder: RunFolder, on_step: OnStep | None) -> None:
         """Take the steps after the last validation."""
         spec, total = self.spec, 0.0
-        last: Record = self.history[-1] if self.history else {"step": -1, "seconds": 0.0}
-        first = last["step"] + 1
+        first = self.history[-1]["step"] + 1 if self.history else 0
         if first == spec.steps:
             return
-        folder.begin_session(first, self, fresh_head=self.fresh_head, processes=self.group.size)
-        began = time.perf_counter() - last["seconds"]
-        with closing(self._drawn(sources, first, workers)) as drawn:
+        folder.begin_session(first, self, processes=self.group.size)
+        with closing(self._batches(first)) as drawn:
             for step, batch in zip(range(first, spec.steps), drawn, strict=False):
                 loss = self.update(step, batch)
                 total += loss
                 if step % spec.eval_every == 0 or step == spec.steps - 1:
-                    mean_loss, total, first = total / (step + 1 - first), 0.0, step + 1
-                    measured = self._validate(sources, workers)
-                    seconds = time.perf_counter() - began
-                    self.history.append({"step": step, "loss": mean_loss, **measured, "seconds": seconds})
-                    folder.save(self)
+                    measured = {"step": step, "loss": total / (step + 1 - first), **self._validate()}
+                    folder.save(self, measured)
+                    total, first = 0.0, step + 1
                 if on_step is not None:
                     on_step(step, loss, self.history[-1]["mean"])
 
-    def _drawn(self, sources: Sources, first: int, workers: int) -> Generator[Batch, None, None]:
+    def _batches(self, first: int) -> Generator[Batch, None, None]:
         """Yield the rows of this process of the batches from a step on."""
-        sets, size = list(sources.training.values()), self.spec.per_domain
         yield from training_batches(
-            sets, training(self.spec.size), per_domain=size, seed=self.spec.seed, start_step=first,
-            rows=self.group.rows(size * len(sets)), workers=workers,
+            list(self.sources.training.values()), training(self.spec.size), per_domain=self.spec.per_domain,
+            seed=self.spec.seed, start_step=first, rows=self.group.rows(self._rows), workers=self.workers,
         )  # fmt: skip
 
     def update(self, step: int, batch: Batch) -> float:
@@ -127,8 +121,8 @@ class SourceTrainer(Trainer):
         torch.manual_seed(seed_hash("step", self.spec.seed, step) + self.group.rank)  # for layers such as dropout
         self.network.train()
         images = batch.images.to(self.device, memory_format=torch.channels_last)
-        rows = int(self.group.sum(torch.tensor(len(images), device=self.device)))
-        own = F.cross_entropy(logits_of(self.network(images)), batch.labels.to(self.device)) * (len(images) / rows)
+        own = F.cross_entropy(logits_of(self.network(images)), batch.labels.to(self.device))
+        own = own * (len(images) / self._rows)
         own.backward()  # type: ignore[no-untyped-call]
         self.group.sum_gradients(self.network)
         self.optimizer.apply()
@@ -137,26 +131,24 @@ class SourceTrainer(Trainer):
             raise SettingError(f"lr={self.spec.lr}: the loss is {loss} at step {step}; lower the learning rate")
         return loss
 
-    def _validate(self, sources: Sources, workers: int) -> Record:
-        """Return the accuracy in percent of each source domain, and their mean."""
-        accuracies = {name: self._accuracy(images, workers) for name, images in sources.validation.items()}
+    @torch.inference_mode()
+    def _validate(self) -> Record:
+        """Return the accuracy in percent of each source domain, and their mean; each process contributes its rows."""
+        self.network.eval()
+        unaugmented, at_once = square(self.spec.size), 64
+        accuracies: dict[str, float] = {}
+        for name, images in self.sources.validation.items():
+            own = np.arange(len(images))[self.group.rows(len(images))]
+            correct = torch.zeros((), dtype=torch.int64, device=self.device)
+            for batch in batches(images, own, unaugmented, at_once, workers=self.workers, on_error="raise"):
+                shown = batch.images.to(self.device, memory_format=torch.channels_last)
+                correct += (logits_of(self.network(shown)).argmax(dim=1) == batch.labels.to(self.device)).sum()
+            accuracies[name] = float(100.0 * self.group.sum(correct).item() / len(images))
         return {"mean": sum(accuracies.values()) / len(accuracies), "validation": accuracies}
 
-    @torch.inference_mode()
-    def _accuracy(self, images: ImageSet, workers: int) -> float:
-        """Return the accuracy in percent, to which each process contributes its rows."""
-        self.network.eval()
-        own = np.arange(len(images))[self.group.rows(len(images))]
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        unaugmented, at_once = square(self.spec.size), 64
-        for batch in batches(images, own, unaugmented, at_once, workers=workers, on_error="raise"):
-            shown = batch.images.to(self.device, memory_format=torch.channels_last)
-            correct += (logits_of(self.network(shown)).argmax(dim=1) == batch.labels.to(self.device)).sum()
-        return float(100.0 * self.group.sum(correct).item() / len(images))
 
-
-def _load(network: nn.Module, path: str | Path) -> bool:
-    """Load a checkpoint, and its head if that fits too; return whether it did. All other tensors must fit."""
+def _load(network: nn.Module, path: str | Path) -> None:
+    """Load a checkpoint, and its head if that fits too. All other tensors must fit."""
     inner = bare(network)
     report = load_weights(network, path, strict=False)
     head = guess_classifier(inner) or "-"  # without a linear layer no tensor may differ
@@ -170,7 +162,6 @@ def _load(network: nn.Module, path: str | Path) -> bool:
     layer = inner.get_submodule(head) if unmatched else None
     if isinstance(layer, nn.Linear) and "weight" in dict(layer.named_parameters()):  # not if it is weight-normed
         layer.reset_parameters()  # as DomainBed does; some networks start with far larger weights
-    return not unmatched
 
 
 @torch.inference_mode()

@@ -25,8 +25,7 @@ _HOLDOUT = 0.2
 class TrainSpec(Checked):
     """One source model. The defaults are DomainBed's; two runs with the same settings end with the same weights."""
 
-    dataset: str
-    """Name of the benchmark, as `dpl.data.open_benchmark` takes it."""
+    dataset: str  # name of the benchmark, as `dpl.data.open_benchmark` takes it
     target: str | None = setting(None, "domain to leave out; all others are trained on")
     source: str | None = setting(None, "the only domain to train on, instead of a target")
     network: str = setting("resnet18", "name of the network")
@@ -55,8 +54,8 @@ class Sources:
 
     training: dict[str, ImageSet]
     validation: dict[str, ImageSet]
-    record: dict[str, Any]
-    """What a run notes before its first step, with the benchmark's spelling of names."""
+    classes: tuple[str, ...]
+    record: dict[str, Any]  # what a run notes before its first step, with the benchmark's spelling of names
 
 
 def open_sources(spec: TrainSpec, data: str | os.PathLike[str]) -> Sources:
@@ -78,7 +77,7 @@ def open_sources(spec: TrainSpec, data: str | os.PathLike[str]) -> Sources:
     digest = _digest({name: benchmark[name] for name in wanted})
     noted = {"images_sha256": digest, "classes": list(benchmark.classes), "domains": domains}
     spelled = {"dataset": benchmark.name, "source" if spec.target is None else "target": chosen}
-    return Sources(inside, outside, _record(spec, spelled, noted))
+    return Sources(inside, outside, benchmark.classes, _record(spec, spelled, noted))
 
 
 def _digest(image_sets: dict[str, ImageSet]) -> str:
@@ -106,9 +105,7 @@ def _record(spec: TrainSpec, spelled: dict[str, str], data: dict[str, Any]) -> d
     weights = settings.pop("weights")
     settings["weights_sha256"] = None if weights is None else file_sha256(Path(weights))
     return {
-        "format": 1,
         "settings": settings,
-        "weights": None if weights is None else str(weights),
         "data": data,
         "protocol": {
             "split": f"DomainBed, {_HOLDOUT:.0%} of each source domain held out for validation",

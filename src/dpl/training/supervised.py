@@ -9,11 +9,10 @@ import dataclasses
 import hashlib
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -46,8 +45,7 @@ Images = tuple[Tensor, Tensor]  # pixels [N, 3, H, W] (uint8), labels [N]
 class SupervisedSpec(Checked):
     """One run; two with the same settings on the same machine end with the same weights."""
 
-    loss: Loss
-    """Cross-entropy or the DPL loss."""
+    loss: Loss  # cross-entropy or the DPL loss
     dataset: str = setting("cifar10", "benchmark of small images with a training and a test split")
     network: str = setting("resnet50", "name of the network; its stem is replaced if made for large images")
     epochs: int = setting(200, "number of epochs", low=1)
@@ -86,8 +84,7 @@ def train_supervised(
         if len(history) < spec.epochs:
             folder.begin_session(len(history), trainer)
         for epoch in range(len(history), spec.epochs):
-            history.append(trainer.epoch(epoch, training, test))
-            folder.save(trainer)
+            folder.save(trainer, trainer.epoch(epoch, training, test))
             if on_epoch is not None:
                 on_epoch(history[-1])
         folder.finish(history[-1])
@@ -113,17 +110,13 @@ class SupervisedTrainer(Trainer):
         sgd = partial(torch.optim.SGD, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
         super().__init__(network, device, sgd)
         self.spec = spec
-        head = self.network.get_submodule(find_classifier(self.network))
-        if not isinstance(head, nn.Linear):
-            raise SettingError(f"network={spec.network!r}: expected one with a linear classifier")
-        self.head = head
-        self.head.register_forward_pre_hook(lambda _layer, inputs: self._seen.append(inputs[0]))
-        self._seen: list[Tensor] = []
+        self.head: Any = self.network.get_submodule(find_classifier(self.network))
+        self._inputs: dict[nn.Module, tuple[Tensor, ...]] = {}
+        self.head.register_forward_pre_hook(self._inputs.__setitem__)
         self.declare(memory=self.head.weight.detach().clone())
 
     def epoch(self, epoch: int, training: Images, test: Images) -> Record:
         """Train on all training images once, then test; return the loss and the accuracies in percent."""
-        began = time.perf_counter()
         torch.manual_seed(seed_hash("epoch", self.spec.seed, epoch))
         self.optimizer.scale_lr((1 + math.cos(math.pi * epoch / self.spec.epochs)) / 2)
         self.network.train()
@@ -138,7 +131,7 @@ class SupervisedTrainer(Trainer):
         mean = total.item() / steps
         if not math.isfinite(mean):
             raise SettingError(f"lr={self.spec.lr}: the loss is {mean} in epoch {epoch}; lower the learning rate")
-        return {"epoch": epoch, "loss": mean, **self._test(test), "seconds": time.perf_counter() - began}
+        return {"epoch": epoch, "loss": mean, **self._test(test)}
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         logits, features = self._forward(images)
@@ -151,9 +144,8 @@ class SupervisedTrainer(Trainer):
 
     def _forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits [B, C] and the features [B, d] before the classifier."""
-        self._seen.clear()
         logits = logits_of(self.network(images.contiguous(memory_format=torch.channels_last)))
-        return logits, self._seen.pop()
+        return logits, self._inputs.pop(self.head)[0]
 
     @torch.inference_mode()
     def _test(self, images: Images) -> dict[str, float]:
