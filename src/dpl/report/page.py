@@ -70,9 +70,7 @@ def _view(experiment: Experiment, room: int) -> dict[str, Any]:
     chosen, drawn = _shown_first(experiment, table)
     return {
         "experiment": experiment,
-        "images": sum({row["stream"]: row["n"] for row in experiment.rows}.values()),
         "table": table,
-        "unlabelled": summary.unlabelled_headline(experiment) if table is None else (),
         "chosen": chosen,
         "styles": line_styles(experiment),
         "drawn": drawn,
@@ -87,10 +85,10 @@ def _shown_first(experiment: Experiment, table: summary.AccuracyTable | None) ->
     """Return the method that is compared with the source model at first, DPL or else the best; and a few to draw."""
     scores = {} if table is None else table.scores.dropna().to_dict()
     ranked = sorted(experiment.methods, key=lambda method: -scores.get(method, 0.0))
-    wanted = [name for name in ("dpl", "dpl_dagger", *ranked) if name in ranked and name != experiment.reference]
-    chosen = wanted[0] if wanted else ranked[0]
-    order = dict.fromkeys([experiment.reference or "", chosen, "dpl", "dpl_dagger", "pl", "tent", *ranked])
-    return chosen, [method for method in order if method in ranked][:7]
+    wanted = dict.fromkeys(["dpl", "dpl_dagger", "pl", "tent", *ranked])
+    order = [name for name in wanted if name in ranked and name != experiment.reference]
+    chosen = next(iter(n for n in ("dpl", "dpl_dagger", *ranked) if n in order), ranked[0])
+    return chosen, list(dict.fromkeys([experiment.reference or chosen, chosen, *order]))[:7]
 
 
 _TEMPLATES = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -151,7 +151,7 @@ def _classes(lines: pd.DataFrame, record: Record) -> tuple[str, ...]:
     """Return the recorded names, then names of the file for numbers and labels beyond them."""
     known = [str(name) for name in record["classes"]]
     given = dict(zip(lines["predicted"].astype(int), lines["name"], strict=True))
-    most = int(lines.filter(["predicted", "source"]).to_numpy().max())
+    most = int(np.nanmax(lines.filter(["predicted", "source"]).to_numpy()))
     named = (*known, *(given.get(number) or f"class {number}" for number in range(len(known), most + 1)))
     return named if known else (*named, *sorted(set(lines["label"]) - {"", *named}))
 
@@ -166,7 +166,7 @@ def _row(label: str, stream: str, trace: Trace, record: Record) -> dict[str, Any
     if label == SOURCE and record["method"] != SOURCE:
         return row
     facts = {**record["result"], **record}
-    kept = ("gflops_per_image", "peak_bytes", "trainable_values", "batches", "updates", "by_source")
+    kept = ("gflops_per_image", "peak_bytes", "skipped_because", "trainable_values", "batches", "updates", "by_source")
     seconds = facts["seconds"] / facts["timed"] if facts["timed"] else None
     return {**row, **{name: facts.get(name) for name in kept}, "seconds_per_image": seconds}
 
