@@ -11,9 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 import dpl
-from dpl.core.errors import DataError
 from dpl.core.files import write_file
-from dpl.data.images import EXTENSIONS
 from dpl.report import summary
 from dpl.report.chart_data import chart_data, line_styles
 from dpl.report.predictions import joined
@@ -21,11 +19,11 @@ from dpl.report.runs import Experiment, Run
 from dpl.report.samples import MOST_PICTURES, Samples
 from dpl.report.summary import shown, signed
 
-__all__ = ["check_output", "holds_images", "write_report"]
+__all__ = ["write_report"]
 
 
 def write_report(runs: Sequence[Run], out: Path) -> Path:
-    """Write the page of some runs to a file; an older one is replaced once the new one is complete.
+    """Write the page of some runs to a file, `report.html` if a folder is named; an older one is replaced at the end.
 
     Its content security policy lets it run its own script and load nothing.
     """
@@ -41,22 +39,7 @@ def write_report(runs: Sequence[Run], out: Path) -> Path:
         version=dpl.__version__,
         time=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
-    return write_file(check_output(out), page)
-
-
-def check_output(out: Path) -> Path:
-    """Return the file to write, `report.html` if a folder is named; refuse a folder of images."""
-    file = out / "report.html" if out.is_dir() else out
-    if holds_images(file.parent):
-        raise DataError(
-            f"{file}: its folder holds images, where no page is written; name another place with --out FILE"
-        )
-    return file
-
-
-def holds_images(folder: Path) -> bool:
-    """Say whether a folder holds images."""
-    return folder.is_dir() and any(path.suffix.lower() in EXTENSIONS for path in folder.iterdir())
+    return write_file(out / "report.html" if out.is_dir() else out, page)
 
 
 def _asset(name: str) -> str:

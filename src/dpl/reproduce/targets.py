@@ -122,7 +122,7 @@ def _train(spec: SupervisedSpec, request: Request) -> None:
 
 def _supervised_document(runs: dict[SupervisedSpec, dict[str, Any]], missing: list[Item], request: Request) -> Document:
     table = paper.load("supervised")
-    rows, protocol, settings = [], [], []
+    rows, protocol, settings, versions = [], [], [], dict[str, None]()
     for spec, record in runs.items():
         result, title = record["result"], _title(spec)
         rows.append({
@@ -130,14 +130,13 @@ def _supervised_document(runs: dict[SupervisedSpec, dict[str, Any]], missing: li
             "network": spec.network, "seed": spec.seed, "unit": title, "n": result["test_images"],
             "accuracy": result["accuracy"], "limit": spec.limit, "chosen": {}, "regenerated": False, "data_notes": (),
         })  # fmt: skip
-        text = (
+        protocol.append(Item(title, (
             f"{result['training_images']:,} training images, {result['test_images']:,} test images, last epoch; "
             f"with cosines to the prototypes as scores {result['cosine_accuracy']:.1f} % are right"
-        )
-        protocol.append(Item(title, text))
+        )))  # fmt: skip
         settings.append(Item(title, ", ".join(f"{name}={value}" for name, value in vars(spec).items())))
-    words = "dpl {dpl}, torch {torch}, Python {python}, {machine}, {device}"
-    versions = dict.fromkeys(words.format_map(s) for record in runs.values() for s in record["sessions"])
+        words = "dpl {dpl}, torch {torch}, Python {python}, {machine}, {device}"
+        versions |= dict.fromkeys(map(words.format_map, record["sessions"]))
     return make_document(
         table, rows, missing, request, differences=(_UNSPECIFIED, *differences(rows, table.layout)),
         protocol=tuple(protocol), settings=tuple(settings), versions=tuple(versions),
