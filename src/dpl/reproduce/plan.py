@@ -5,6 +5,8 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from itertools import count as counting
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,7 @@ class Request:
         """Return the document of measured rows: a pure function of them, of the request, and of further `facts`."""
         short = self.quick or any(row["n"] <= row.get("batch_size", 0) for row in rows)
         return Document(
-            caution=" ".join([*([_QUICK] if self.quick else []), *([_ONE_BATCH] if short else [])]),
+            caution=" ".join(text for text, holds in ((_QUICK, self.quick), (_ONE_BATCH, short)) if holds),
             missing=tuple(Item(item.subject, self.anonymous(item.text)) for item in missing),
             command=self.anonymous(self.command),
             **facts,
@@ -88,7 +90,6 @@ class Experiment:
     """What an experiment file comes to on this machine: what can be run, what was measured, why the rest was not."""
 
     title: str
-    sections: list[Section]
     request: Request
     store: Store
     context: BenchContext
@@ -143,7 +144,7 @@ def _plan(path: Path, request: Request, only: Collection[str] | None) -> Experim
         raise SettingError(f"{path}: contains none of the requested rows: {', '.join(only)}")
     store = Store(request.store)
     context = BenchContext(request.data, request.weights, path.parent, cache=store.root / "cache")
-    plan = Experiment(title, sections, request, store, context)
+    plan = Experiment(title, request, store, context)
     for section in sections:
         absent = problem(section.name, _open_data, section, context)
         if absent is not None:
@@ -157,7 +158,7 @@ def _plan(path: Path, request: Request, only: Collection[str] | None) -> Experim
         reasons = grouped((str(error), stream) for stream, error in lacking.items())
         if len(reasons) == len(lacking) > 1:  # each lacks a file of its own: the first stands for all
             reasons = {f"{next(iter(reasons))} (for the first of them)": list(lacking)}
-        plan.missing += [Item(section.name, f"{shorten(streams)}: {reason}") for reason, streams in reasons.items()]
+        plan.missing += [Item(section.name, f"{shorten(names)}: {reason}") for reason, names in reasons.items()]
     return plan
 
 
@@ -167,8 +168,8 @@ def _shortened(section: Section, request: Request) -> Section:
     quick = max(_QUICK_IMAGES, _QUICK_BATCHES * largest) if request.quick else None
     limits = [limit for limit in (section.limit, request.limit, quick) if limit is not None]
     count = request.seeds or (1 if request.quick else len(section.seeds))
-    further = range(max(section.seeds) + 1, max(section.seeds) + 1 + count)  # the numbers after those of the file
-    section = replace(section, seeds=(*section.seeds, *further)[:count], limit=min(limits, default=None))
+    seeds = chain(section.seeds, counting(max(section.seeds) + 1))  # the file's, then the numbers after them
+    section = replace(section, seeds=tuple(islice(seeds, count)), limit=min(limits, default=None))
     return replace(section, selection=None, oracle=False) if request.quick else section
 
 
@@ -190,9 +191,8 @@ def problem(subject: str, check: Callable[..., object], *arguments: Any, **optio
 
 def _open_data(section: Section, context: BenchContext) -> None:
     """Open a section's data set, of a corrupted one the first corruption."""
-    options: dict[str, Any] = {
-        name: context.find(value) for name in ("images", "classes") if (value := getattr(section, name))
-    }
+    files = {name: value for name in ("images", "classes") if (value := getattr(section, name))}
+    options: dict[str, Any] = {name: context.find(value) for name, value in files.items()}
     if section.dataset in CORRUPTED:
         first = (section.domains or known_domains(section.dataset, True))[:1]
         options |= {"domains": first, "severity": section.severities[0]}
@@ -236,9 +236,8 @@ def _unfinished(cells: Sequence[Cell], experiment: Experiment) -> list[Item]:
         if reason or not complete(cell, store):
             subject = f"{cell.section}: {cell.label}" if reason or cell.section in begun else cell.section
             found.append(((subject, reason), cell.candidates[0].target.stream_title))
-    return [
-        Item(
-            subject, f"{'failed' if reason else 'not run'} on {shorten(dict.fromkeys(on))}" + (reason and f": {reason}")
-        )
-        for (subject, reason), on in grouped(found).items()
-    ]
+    items = []
+    for (subject, reason), on in grouped(found).items():
+        names = shorten(dict.fromkeys(on))
+        items.append(Item(subject, f"failed on {names}: {reason}" if reason else f"not run on {names}"))
+    return items
