@@ -16,7 +16,7 @@ from dpl.report import summary
 from dpl.report.chart_data import chart_data, line_styles
 from dpl.report.predictions import joined
 from dpl.report.runs import Experiment, Run
-from dpl.report.samples import MOST_PICTURES, Samples
+from dpl.report.samples import Samples
 from dpl.report.summary import shown, signed
 
 __all__ = ["write_report"]
@@ -29,10 +29,9 @@ def write_report(runs: Sequence[Run], out: Path) -> Path:
     """
     shown_runs, script = joined(runs), _asset("charts.js") + _asset("page.js")
     checksum = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    room = max(40, MOST_PICTURES // max(sum(len(run.experiments) for run in shown_runs), 1))
     page = _TEMPLATES.from_string(_asset("page.html.j2")).render(
         title=shown_runs[0].name if len(shown_runs) == 1 else f"{len(shown_runs)} runs",
-        runs=[(run, [_view(experiment, room) for experiment in run.experiments]) for run in shown_runs],
+        runs=[(run, [_view(experiment) for experiment in run.experiments]) for run in shown_runs],
         policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{checksum}'",
         style=_asset("page.css"),
         script=script,
@@ -46,10 +45,10 @@ def _asset(name: str) -> str:
     return files("dpl.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _view(experiment: Experiment, room: int) -> dict[str, Any]:
+def _view(experiment: Experiment) -> dict[str, Any]:
     """Return what the template shows of an experiment."""
     table = summary.accuracy_table(experiment) if experiment.labelled else None
-    samples = Samples(experiment, room)
+    samples = Samples(experiment)
     chosen, drawn = _shown_first(experiment, table)
     return {
         "experiment": experiment,
@@ -60,7 +59,7 @@ def _view(experiment: Experiment, room: int) -> dict[str, Any]:
         "samples": samples,
         "costs": summary.costs(experiment),
         "findings": summary.findings(experiment),
-        "data": chart_data(experiment) | {"samples": {n: getattr(samples, n) for n in ("pictures", "names", "shown")}},
+        "data": chart_data(experiment) | {"pictures": samples.pictures, "shown": samples.shown},
     }
 
 

@@ -180,17 +180,15 @@ def _events(file: PredictionsFile, label: str) -> Iterator[Record]:
 
 def _facts(files: Sequence[PredictionsFile], labels: Sequence[str]) -> dict[str, list[Item]]:
     """Return protocol, settings and versions of each run that has a record."""
-    facts: dict[str, list[Item]] = {"Protocol": [], "Settings": [], "Versions": []}
-    for file, label in zip(files, labels, strict=True):
-        record = file.record
-        if "images" not in record:
-            continue
-        protocol = (
-            f"{record['total']:,} images of a folder, {record.get('order')}; batch size {record['batch_size']}; "
-            f"network {Path(str(record['network'])).name}; guard {'on' if record['guard'] else 'off'}"
-        )
-        settings = ", ".join(f"{name}={value}" for name, value in record["settings"].items())
-        versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
-        for items, text in zip(facts.values(), (protocol, settings, versions), strict=True):
-            items.append(Item(label, text))
-    return {title: items for title, items in facts.items() if items}
+    facts: dict[str, list[Item]] = {}
+    for record, label in [(f.record, label) for f, label in zip(files, labels, strict=True) if "images" in f.record]:
+        texts = {
+            "Protocol": f"{record['total']:,} images of a folder, {record.get('order')}; batch size "
+            f"{record['batch_size']}; network {Path(str(record['network'])).name}; "
+            f"guard {'on' if record['guard'] else 'off'}",
+            "Settings": ", ".join(f"{name}={value}" for name, value in record["settings"].items()),
+            "Versions": ", ".join(f"{name} {value}" for name, value in record["versions"].items()),
+        }
+        for title, text in texts.items():
+            facts.setdefault(title, []).append(Item(label, text))
+    return facts

@@ -1,6 +1,6 @@
 """Figures 2 and 3 of the paper: features and styles inside the networks, placed on paper by t-SNE."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,44 +46,35 @@ def _inside(unit: Unit, kind: str, experiment: Experiment) -> Arrays | None:
             raise DataError(f"{path}: cannot be read ({error}); remove it to have it made again") from error
     if not experiment.request.run:
         return None
-    arrays = {"features": _collect_features, "styles": _collect_styles}[kind](unit, experiment.context)
+    arrays = _collect(unit, experiment.context, kind)
     with replacing(path) as draft, draft.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return arrays
 
 
 @torch.no_grad()
-def _collect(unit: Unit, context: BenchContext, look: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> Arrays:
-    """Show a network the unit's images in order of arrival; join what `look` finds in each batch."""
+def _collect(unit: Unit, context: BenchContext, kind: str) -> Arrays:
+    """Show a network the unit's images in order of arrival; keep features, or styles (Eq. 8 and 9) and confidence.
+
+    Features are those of the network after it has adapted to the whole stream, styles those of the source network.
+    """
     stream = UnitStream(unit, context)
-    found = [
-        look(batch.images.contiguous(memory_format=torch.channels_last), batch.labels)
-        for segment in stream.segments
-        for batch in stream.batches(segment)
-        if len(batch)
-    ]
+    network, prefix = context.prepared(stream).model.method.network, 0
+    if kind == "features":
+        run_unit(unit, context)  # adapts this very model, which the context keeps, from its source state to the end
+    else:
+        network.style_layer, prefix = find_style_layer(network.module), prefix_tokens(network.module)
+    found: list[dict[str, Tensor]] = []
+    for batch in (batch for segment in stream.segments for batch in stream.batches(segment) if len(batch)):
+        out = network(batch.images.contiguous(memory_format=torch.channels_last))
+        if kind == "features":
+            found.append({"features": out.z.half(), "label": batch.labels})
+        else:
+            maps: Any = out.maps
+            styles = style_statistics(maps[:, prefix:] if maps.ndim == 3 else maps)
+            style = torch.cat([part.flatten(1) for part in styles], dim=1).float()
+            found.append({"style": style, "confidence": out.probabilities.max(dim=1).values})
     return {name: torch.cat([part[name] for part in found]).numpy() for name in found[0]}
-
-
-def _collect_features(unit: Unit, context: BenchContext) -> Arrays:
-    """Adapt to the whole stream, then return the features of every image under the adapted network."""
-    network = context.prepared(UnitStream(unit, context)).model.method.network
-    run_unit(unit, context)  # adapts this very model, which the context keeps, from its source state to the end
-    return _collect(unit, context, lambda images, labels: {"features": network(images).z.half(), "label": labels})
-
-
-def _collect_styles(unit: Unit, context: BenchContext) -> Arrays:
-    """Return the style of each image under the source network (Eq. 8 and 9), and the network's confidence."""
-    network = context.prepared(UnitStream(unit, context)).model.method.network
-    network.style_layer, prefix = find_style_layer(network.module), prefix_tokens(network.module)
-
-    def look(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        out = network(images)
-        maps: Any = out.maps
-        style = torch.cat([s.flatten(1) for s in style_statistics(maps[:, prefix:] if maps.ndim == 3 else maps)], dim=1)
-        return {"style": style.float(), "confidence": out.probabilities.max(dim=1).values}
-
-    return _collect(unit, context, look)
 
 
 # ---- Many dimensions on paper, and how well classes are told apart before t-SNE bends the distances ----
