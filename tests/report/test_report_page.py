@@ -198,7 +198,8 @@ def test_a_run_that_has_only_begun_is_called_empty(bench_root, tmp_path):
     assert run.experiments == ()
     assert "no finished result" in page_of(copy, tmp_path)
     (tmp_path / "nothing").mkdir()
-    assert "no result of dpl bench or dpl adapt" in page_of(tmp_path / "nothing", tmp_path)
+    with pytest.raises(DataError, match="nothing: holds no result; expected the --out of dpl bench or dpl adapt"):
+        read_runs(tmp_path / "nothing")
 
 
 def test_damage_is_named_and_the_rest_is_shown(bench_root, tmp_path):
@@ -253,7 +254,6 @@ def test_an_unlabelled_folder_has_everything_but_accuracy(adapted, tmp_path):
     text = page_of(adapted, tmp_path)
     assert "Same prediction as the source model %" in text
     assert "Balance of classes" in text
-    assert "same prediction as the source model" in text
     assert 'data-part="accuracy"' not in text
     assert "base64," in text
     assert "guard off" in text
@@ -390,20 +390,13 @@ def test_a_full_disk_is_reported_with_the_path_and_leaves_nothing(adapted, tmp_p
     assert list(page.parent.iterdir()) == []
 
 
-def test_no_page_is_written_into_a_folder_of_images(adapted, tmp_path, capsys):
+def test_a_folder_of_images_is_no_run(adapted, tmp_path, capsys):
     images = tmp_path / "photos"
     shutil.copytree(adapted.parent.parent / "mine", images)
     before = sorted(images.rglob("*"))
     assert main(["report", str(images)]) == 2
-    assert "holds images and no result" in capsys.readouterr().err
-    assert main(["report", str(adapted), "--out", str(images / "page.html")]) == 2
-    assert "name another place with --out FILE" in capsys.readouterr().err
-    assert main(["report", str(adapted), "--out", str(images)]) == 2
+    assert "photos: holds no result" in capsys.readouterr().err
     assert sorted(images.rglob("*")) == before
-    (tmp_path / "classes").mkdir()
-    images.rename(tmp_path / "classes" / "dog")
-    assert main(["report", str(tmp_path / "classes")]) == 2
-    assert not (tmp_path / "classes" / "report.html").exists()
 
 
 def test_the_accuracies_are_written_for_papers(bench_root, tmp_path, capsys):
@@ -413,9 +406,10 @@ def test_the_accuracies_are_written_for_papers(bench_root, tmp_path, capsys):
     rows = Store(copy).rows(method="tent", segment="sketch")
     mean, deviation = fmean(row["accuracy"] for row in rows), stdev(row["accuracy"] for row in rows)
     lines = list(csv.DictReader((copy / "report.csv").open()))
-    line = next(line for line in lines if (line["method"], line["stream"]) == ("tent", "sketch"))
-    assert (float(line["accuracy"]), float(line["deviation"])) == pytest.approx((mean, deviation))
-    assert (line["seeds"], len(lines)) == ("2", 4 * 3)
+    assert len(lines) == 4 * 2 * 2  # methods, streams, seeds
+    found = [line for line in lines if (line["method"], line["stream"]) == ("tent", "sketch")]
+    assert [float(line["accuracy"]) for line in found] == pytest.approx([row["accuracy"] for row in rows])
+    assert [line["seed"] for line in found] == ["0", "1"]
     text = (copy / "report.tex").read_text()
     assert rf"{mean:.1f} $\pm$ {deviation:.1f}" in text
     assert r"art\_painting" in text

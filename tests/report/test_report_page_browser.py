@@ -199,7 +199,7 @@ def test_damaged_half_finished_and_empty_runs_open_too(browser, bench_root, tmp_
     for folder in folders[:3]:
         (folder / "predictions.npz").write_bytes(b"nothing")
     shutil.rmtree(folders[3])
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "units").mkdir(parents=True)
     page = write_report([*read_runs(copy), *read_runs(tmp_path / "empty")], tmp_path / "page.html")
     visit(browser, page, 400)
     assert browser.complaints == []

@@ -170,7 +170,7 @@ def test_figure2_order_of_panels(close):
     clouds = {m: embeddings.Features(np.zeros((3, 2)), np.arange(3), 50.0) for m in ("dpl", "source")}
     numbers = {"truth": [2, 2, 2], "pl": [6, 0, 0], "dpl": [2, 2, 2]}
     counts = {line: {0: np.array(own)} for line, own in numbers.items()}
-    figure = embeddings.draw_features([embeddings.Target("cartoon", clouds, counts)], ("dog", "cat", "cow"))
+    figure = embeddings.draw_features({"cartoon": embeddings.Target(clouds, counts)}, ("dog", "cat", "cow"))
     panels = figure.axes
     assert [axis.get_title() for axis in panels[:3]] == ["Source", "CE (PL)", "DPL"]
     assert panels[0].get_ylabel() == "cartoon"

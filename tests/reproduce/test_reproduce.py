@@ -87,8 +87,6 @@ def test_what_is_missing_is_told_with_its_layout(table1):
     missing = text[text.index("## What is missing") : text.index("## Protocol")]
     assert "- vlcs: DATA: VLCS was not found here" in missing
     assert "Caltech101/\n" in missing
-    assert "norm, pl, shot" in missing
-    assert "terraincognita: not in the experiment file tiny.yaml" in missing
     assert "measured with debug\\_cnn, the paper with resnet50" in text
     assert "2 seeds; the paper has 3" in text
 

@@ -29,8 +29,8 @@ def rows(make_row):
 
 @pytest.fixture
 def document(rows):
-    drawing = "  VLCS/\n    Caltech101/\n      bird/*.jpg"
-    missing = [Item("vlcs", "DATA: VLCS was not found here; expected layout", drawing), Item("tent", NASTY)]
+    layout = "  VLCS/\n    Caltech101/\n      bird/*.jpg"
+    missing = [Item("vlcs", f"DATA: VLCS was not found here; expected layout:\n{layout}"), Item("tent", NASTY)]
     request = Request(data=Path("d"), weights=Path("w"), out=Path("o"), store=Path("s"), command="dpl reproduce table1")
     return make_document(paper.load("table1"), rows, missing, request)
 

@@ -33,17 +33,16 @@ def run(args: argparse.Namespace) -> int:
     """Read the runs, write the page, and print where it is."""
     for library in ("pandas", "jinja2"):
         optional(library, "bench")
-    from dpl.report import check_output, default_output, read_runs, write_report, write_tables
+    from dpl.report import default_output, read_runs, write_report, write_tables
 
     if args.data is not None and not args.data.is_dir():
         raise SettingError(f"--data {args.data}: there is no such folder")
-    out = check_output(args.out) if args.out else default_output(args.runs)
     found: list[Run] = []
     with progress("reading", len(args.runs), quiet=args.json or len(args.runs) < 2) as advance:
         for count, path in enumerate(args.runs, start=1):
             found += read_runs(path, args.data)
             advance(count, path.name)
-    page = write_report(found, out)
+    page = write_report(found, args.out or default_output(args.runs))
     tables = write_tables(found, page, [name for name in ("latex", "csv") if getattr(args, name)])
     if args.json:
         facts = [{"name": r.name, "status": r.status, "whole": r.whole, "problems": len(r.problems)} for r in found]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpl.core.errors import DataError
-from dpl.report.page import check_output, holds_images, write_report
+from dpl.report.page import write_report
 from dpl.report.predictions import find_predictions, read_predictions
 from dpl.report.runs import Run, read_store
 from dpl.report.summary import write_tables
 
-__all__ = ["Run", "check_output", "default_output", "read_runs", "write_report", "write_tables"]
+__all__ = ["Run", "default_output", "read_runs", "write_report", "write_tables"]
 
 
 def read_runs(path: Path, data: Path | None = None) -> list[Run]:
@@ -23,9 +23,9 @@ def read_runs(path: Path, data: Path | None = None) -> list[Run]:
         if any((folder / name).is_dir() for name in ("units", "plans", "failures", "claims")):
             return [read_store(folder, data)]
     runs = [read_predictions(file, data) for file in find_predictions(path)]
-    if not runs and any(map(holds_images, (path, *path.iterdir()))):
-        raise DataError(f"{path}: holds images and no result; expected the --out of dpl bench or dpl adapt")
-    return runs or [Run(path.resolve().name, "empty: no result of dpl bench or dpl adapt")]
+    if not runs:
+        raise DataError(f"{path}: holds no result; expected the --out of dpl bench or dpl adapt")
+    return runs
 
 
 def default_output(paths: Sequence[Path]) -> Path:

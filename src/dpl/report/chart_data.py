@@ -121,13 +121,10 @@ def _balance(experiment: Experiment, stream: str) -> dict[str, Any]:
 
 
 def _coloured(count: int, traces: Sequence[Trace]) -> Integers:
-    """Return the most frequent classes, and those whose number changed most from the first method to another."""
+    """Return the classes whose number differs most between the methods, of equals the most frequent."""
     predicted = np.stack([np.bincount(trace.prediction, minlength=count)[:count] for trace in traces])
     frequent = predicted.mean(axis=0) + np.bincount(traces[0].label[traces[0].known], minlength=count)[:count]
-    changed = np.abs(predicted - predicted[0]).max(axis=0)
-    by_number, by_change = np.argsort(-frequent, kind="stable"), np.lexsort((-frequent, -changed))
-    chosen = dict.fromkeys([*by_number[: _FEW_CLASSES // 2].tolist(), *by_change.tolist()])
-    return np.sort(list(chosen)[:_FEW_CLASSES])
+    return np.sort(np.lexsort((-frequent, -np.ptp(predicted, axis=0)))[:_FEW_CLASSES])
 
 
 def _shares(numbers: Integers, coloured: Integers, ends: Integers) -> list[list[float]]:

@@ -107,9 +107,9 @@ class Experiment {
 
   drawPictures() {
     const host = this.find("pictures");
-    if (!host || !this.data.samples.pictures.length) return;
+    if (!host || !this.data.pictures.length) return;
     host.replaceChildren();
-    const shown = this.data.samples.shown[this.stream][this.method] || {};
+    const shown = this.data.shown[this.stream][this.method] || {};
     const titles = { corrected: "Corrected: the source model is wrong, the adapted model is right",
       spoiled: "Spoiled: the source model is right, the adapted model is wrong", changed: "Predicted differently from the source model" };
     for (const [kind, title] of Object.entries(titles)) {
@@ -124,10 +124,10 @@ class Experiment {
     const called = (number) => classes[number] ?? `class ${number}`;
     const truth = label === null ? "an image" : called(label);
     const words = `${called(before)} → ${called(after)}, ${share}\u00a0%`;
-    const address = this.data.samples.pictures[number];
-    const image = element("img", { src: address, class: address.startsWith("data:image/png") ? "tiny" : null, title: this.data.samples.names[number],
+    const [address, file] = this.data.pictures[number];
+    const image = element("img", { src: address, class: address.startsWith("data:image/png") ? "tiny" : null, title: file,
       alt: `${truth}; the source model predicts ${called(before)}; ${this.name(this.method)} predicts ${called(after)} with ${share} % confidence` });
-    return element("li", {}, image, element("b", {}, label === null ? this.data.samples.names[number] : truth), element("br"), words);
+    return element("li", {}, image, element("b", {}, label === null ? file : truth), element("br"), words);
   }
 }
 

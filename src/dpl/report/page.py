@@ -11,75 +11,55 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 import dpl
-from dpl.core.errors import DataError
 from dpl.core.files import write_file
-from dpl.data.images import EXTENSIONS
 from dpl.report import summary
 from dpl.report.chart_data import chart_data, line_styles
 from dpl.report.predictions import joined
 from dpl.report.runs import Experiment, Run
-from dpl.report.samples import MOST_PICTURES, Samples
+from dpl.report.samples import Samples
 from dpl.report.summary import shown, signed
 
-__all__ = ["check_output", "holds_images", "write_report"]
+__all__ = ["write_report"]
 
 
 def write_report(runs: Sequence[Run], out: Path) -> Path:
-    """Write the page of some runs to a file; an older one is replaced once the new one is complete.
+    """Write the page of some runs to a file, `report.html` if a folder is named; an older one is replaced at the end.
 
     Its content security policy lets it run its own script and load nothing.
     """
     shown_runs, script = joined(runs), _asset("charts.js") + _asset("page.js")
     checksum = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    room = max(40, MOST_PICTURES // max(sum(len(run.experiments) for run in shown_runs), 1))
     page = _TEMPLATES.from_string(_asset("page.html.j2")).render(
         title=shown_runs[0].name if len(shown_runs) == 1 else f"{len(shown_runs)} runs",
-        runs=[(run, [_view(experiment, room) for experiment in run.experiments]) for run in shown_runs],
+        runs=[(run, [_view(experiment) for experiment in run.experiments]) for run in shown_runs],
         policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{checksum}'",
         style=_asset("page.css"),
         script=script,
         version=dpl.__version__,
         time=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
-    return write_file(check_output(out), page)
-
-
-def check_output(out: Path) -> Path:
-    """Return the file to write, `report.html` if a folder is named; refuse a folder of images."""
-    file = out / "report.html" if out.is_dir() else out
-    if holds_images(file.parent):
-        raise DataError(
-            f"{file}: its folder holds images, where no page is written; name another place with --out FILE"
-        )
-    return file
-
-
-def holds_images(folder: Path) -> bool:
-    """Say whether a folder holds images."""
-    return folder.is_dir() and any(path.suffix.lower() in EXTENSIONS for path in folder.iterdir())
+    return write_file(out / "report.html" if out.is_dir() else out, page)
 
 
 def _asset(name: str) -> str:
     return files("dpl.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _view(experiment: Experiment, room: int) -> dict[str, Any]:
+def _view(experiment: Experiment) -> dict[str, Any]:
     """Return what the template shows of an experiment."""
     table = summary.accuracy_table(experiment) if experiment.labelled else None
-    samples = Samples(experiment, room)
+    samples = Samples(experiment)
     chosen, drawn = _shown_first(experiment, table)
     return {
         "experiment": experiment,
-        "images": sum({row["stream"]: row["n"] for row in experiment.rows}.values()),
         "table": table,
-        "unlabelled": summary.unlabelled_headline(experiment) if table is None else (),
         "chosen": chosen,
         "styles": line_styles(experiment),
         "drawn": drawn,
         "samples": samples,
         "costs": summary.costs(experiment),
         "findings": summary.findings(experiment),
-        "data": chart_data(experiment) | {"samples": {n: getattr(samples, n) for n in ("pictures", "names", "shown")}},
+        "data": chart_data(experiment) | {"pictures": samples.pictures, "shown": samples.shown},
     }
 
 
@@ -87,10 +67,10 @@ def _shown_first(experiment: Experiment, table: summary.AccuracyTable | None) ->
     """Return the method that is compared with the source model at first, DPL or else the best; and a few to draw."""
     scores = {} if table is None else table.scores.dropna().to_dict()
     ranked = sorted(experiment.methods, key=lambda method: -scores.get(method, 0.0))
-    wanted = [name for name in ("dpl", "dpl_dagger", *ranked) if name in ranked and name != experiment.reference]
-    chosen = wanted[0] if wanted else ranked[0]
-    order = dict.fromkeys([experiment.reference or "", chosen, "dpl", "dpl_dagger", "pl", "tent", *ranked])
-    return chosen, [method for method in order if method in ranked][:7]
+    wanted = dict.fromkeys(["dpl", "dpl_dagger", "pl", "tent", *ranked])
+    order = [name for name in wanted if name in ranked and name != experiment.reference]
+    chosen = next(iter(n for n in ("dpl", "dpl_dagger", *ranked) if n in order), ranked[0])
+    return chosen, list(dict.fromkeys([experiment.reference or chosen, chosen, *order]))[:7]
 
 
 _TEMPLATES = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

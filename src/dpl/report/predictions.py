@@ -151,7 +151,7 @@ def _classes(lines: pd.DataFrame, record: Record) -> tuple[str, ...]:
     """Return the recorded names, then names of the file for numbers and labels beyond them."""
     known = [str(name) for name in record["classes"]]
     given = dict(zip(lines["predicted"].astype(int), lines["name"], strict=True))
-    most = int(lines.filter(["predicted", "source"]).to_numpy().max())
+    most = int(np.nanmax(lines.filter(["predicted", "source"]).to_numpy()))
     named = (*known, *(given.get(number) or f"class {number}" for number in range(len(known), most + 1)))
     return named if known else (*named, *sorted(set(lines["label"]) - {"", *named}))
 
@@ -166,7 +166,7 @@ def _row(label: str, stream: str, trace: Trace, record: Record) -> dict[str, Any
     if label == SOURCE and record["method"] != SOURCE:
         return row
     facts = {**record["result"], **record}
-    kept = ("gflops_per_image", "peak_bytes", "trainable_values", "batches", "updates", "by_source")
+    kept = ("gflops_per_image", "peak_bytes", "skipped_because", "trainable_values", "batches", "updates", "by_source")
     seconds = facts["seconds"] / facts["timed"] if facts["timed"] else None
     return {**row, **{name: facts.get(name) for name in kept}, "seconds_per_image": seconds}
 
@@ -180,17 +180,15 @@ def _events(file: PredictionsFile, label: str) -> Iterator[Record]:
 
 def _facts(files: Sequence[PredictionsFile], labels: Sequence[str]) -> dict[str, list[Item]]:
     """Return protocol, settings and versions of each run that has a record."""
-    facts: dict[str, list[Item]] = {"Protocol": [], "Settings": [], "Versions": []}
-    for file, label in zip(files, labels, strict=True):
-        record = file.record
-        if "images" not in record:
-            continue
-        protocol = (
-            f"{record['total']:,} images of a folder, {record.get('order')}; batch size {record['batch_size']}; "
-            f"network {Path(str(record['network'])).name}; guard {'on' if record['guard'] else 'off'}"
-        )
-        settings = ", ".join(f"{name}={value}" for name, value in record["settings"].items())
-        versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
-        for items, text in zip(facts.values(), (protocol, settings, versions), strict=True):
-            items.append(Item(label, text))
-    return {title: items for title, items in facts.items() if items}
+    facts: dict[str, list[Item]] = {}
+    for record, label in [(f.record, label) for f, label in zip(files, labels, strict=True) if "images" in f.record]:
+        texts = {
+            "Protocol": f"{record['total']:,} images of a folder, {record.get('order')}; batch size "
+            f"{record['batch_size']}; network {Path(str(record['network'])).name}; "
+            f"guard {'on' if record['guard'] else 'off'}",
+            "Settings": ", ".join(f"{name}={value}" for name, value in record["settings"].items()),
+            "Versions": ", ".join(f"{name} {value}" for name, value in record["versions"].items()),
+        }
+        for title, text in texts.items():
+            facts.setdefault(title, []).append(Item(label, text))
+    return facts

@@ -71,7 +71,9 @@ class Experiment:
 
     def __post_init__(self) -> None:
         self.methods = tuple(dict.fromkeys(str(row["label"]) for row in self.rows))
-        self.streams = tuple(dict.fromkeys(str(row["stream"]) for row in self.rows))
+        self.sizes = {str(row["stream"]): int(row["n"]) for row in self.rows}
+        """Images by stream."""
+        self.streams = tuple(self.sizes)
         self.labelled = any(row.get("accuracy") is not None for row in self.rows)
         by_method = {row["method"]: row["label"] for row in reversed(self.rows)}
         self.reference: str | None = SOURCE if SOURCE in self.methods else by_method.get(SOURCE)

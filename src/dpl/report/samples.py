@@ -13,21 +13,20 @@ from dpl.core.errors import DataError, DplError
 from dpl.data.images import decode
 from dpl.report.runs import UNKNOWN, Experiment, Trace
 
-__all__ = ["MOST_PICTURES", "Samples"]
+__all__ = ["Samples"]
 
-MOST_PICTURES = 400  # in a page
+_MOST = 150  # pictures of an experiment
 _EACH = 8  # pictures of a kind for a method on a stream
 
 
 class Samples:
-    """At most `room` pictures by number, and which of them each method on each stream shows, by kind."""
+    """Pictures by number, with the names of their files, and which of them each method on each stream shows."""
 
-    def __init__(self, experiment: Experiment, room: int = MOST_PICTURES) -> None:
-        self._experiment, self._room = experiment, room
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
         self._context = BenchContext(experiment.data[0] if experiment.data else Path())
         self._numbers: dict[tuple[str, int], int | None] = {}
-        self.pictures: list[str] = []
-        self.names: list[str] = []
+        self.pictures: list[tuple[str, str]] = []
         self.reason = "" if experiment.data else "the data folder is not here; name it with --data DIR"
         """Why there are no pictures, or fewer than there could be."""
         self.shown = [
@@ -65,12 +64,11 @@ class Samples:
         """Return the number of an image's picture, which is made once; None where it cannot be made."""
         key = (stream, int(record.image))
         nothing_is_here = self.reason and not self.pictures
-        if key not in self._numbers and len(self.pictures) < self._room and not nothing_is_here:
+        if key not in self._numbers and len(self.pictures) < _MOST and not nothing_is_here:
             self._numbers[key] = None
             try:
                 image, name = self._find(stream, seed, record)
-                self.pictures.append(_thumbnail(image))
-                self.names.append(name)
+                self.pictures.append((_thumbnail(image), name))
                 self._numbers[key] = len(self.pictures) - 1
             except (DplError, OSError, KeyError, IndexError) as error:
                 self.reason = f"some images could not be read ({str(error).splitlines()[0]})"

@@ -1,7 +1,6 @@
 """The figures of an experiment: accuracy, headline, cost, and signs of trouble; accuracies as tables for papers."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -16,9 +15,10 @@ from dpl.core.files import write_file
 from dpl.report.predictions import joined
 from dpl.report.runs import UNKNOWN, Experiment, Run, Trace
 from dpl.reproduce.document import latex
+from dpl.reproduce.paper import Row
 
 __all__ = [
-    "AccuracyTable", "accuracy_table", "costs", "findings", "shown", "signed", "unlabelled_headline", "write_tables",
+    "AccuracyTable", "accuracy_table", "costs", "findings", "shown", "signed", "write_tables",
 ]  # fmt: skip
 
 # Signs of trouble; docs/report.md states these limits.
@@ -44,7 +44,6 @@ class AccuracyTable:
 
     means: pd.DataFrame
     deviations: pd.DataFrame
-    images: Mapping[str, int]
     scores: "pd.Series[float]"  # by which methods are ranked
     gains: "pd.Series[float]"  # points by which each method is better than the source model; NaN: not known
 
@@ -56,28 +55,11 @@ class AccuracyTable:
 
 def accuracy_table(experiment: Experiment) -> AccuracyTable:
     """Return the table of an experiment."""
-    rows = frame(experiment.rows)
     columns = [*([AVERAGE] if len(experiment.streams) > 1 else []), *experiment.streams]
-    means, deviations = (table[columns] for table in over_seeds(rows, "stream"))
+    means, deviations = (table[columns] for table in over_seeds(frame(experiment.rows), "stream"))
     scores = means.iloc[:, 0]
     gains = scores - scores.get(experiment.reference, np.nan)
-    return AccuracyTable(means, deviations, dict(zip(rows["stream"], rows["n"], strict=True)), scores, gains)
-
-
-def unlabelled_headline(experiment: Experiment) -> list[tuple[str, str]]:
-    """Return what is known without labels: confidence, agreement with the source model, use of its predictions."""
-    stream, entries = experiment.streams[0], []
-    for method in experiment.methods:
-        trace = experiment.first(method, stream)
-        if trace is None or method == experiment.reference:
-            continue
-        entries.append((f"{100 * trace.confidence.mean():.0f} %", f"mean confidence: {method}"))
-        compared = trace[trace.source != UNKNOWN]
-        if len(compared):
-            same = 100 * float((compared.prediction == compared.source).mean())
-            entries.append((f"{shown(same):.1f} %", "same prediction as the source model"))
-    counts = [row["by_source"] for row in experiment.rows if row.get("by_source")]
-    return entries + [(f"{count:,}", "images for which the guard used the source model") for count in counts]
+    return AccuracyTable(means, deviations, scores, gains)
 
 
 def costs(experiment: Experiment) -> list[Any]:
@@ -87,36 +69,35 @@ def costs(experiment: Experiment) -> list[Any]:
     rows = frame(experiment.rows).set_index("label").reindex(columns=names).astype(float)
     by_method, images = rows.groupby("label"), rows[rates].notna().mul(rows["n"], axis=0)
     means = rows[rates].mul(images).groupby("label").sum(min_count=1) / images.groupby("label").sum()
-    table = (
-        by_method[sums]
-        .sum()
-        .assign(
-            milliseconds=1000 * means["seconds_per_image"],
-            gflops=means["gflops_per_image"],
-            memory=by_method["peak_bytes"].max() / 2**20,
-            trained=by_method["trainable_values"].first(),
-        )
-    )
+    table = by_method[sums].sum()
+    table["milliseconds"] = 1000 * means["seconds_per_image"]
+    table["gflops"] = means["gflops_per_image"]
+    table["memory"] = by_method["peak_bytes"].max() / 2**20
+    table["trained"] = by_method["trainable_values"].first()
     source = table.reindex([experiment.reference]).iloc[0]
     table["time_ratio"] = table["milliseconds"] / source["milliseconds"]
     table["passes"] = table["gflops"] / source["gflops"]  # arithmetic in forward passes of the source model
     return list(table.reindex(experiment.methods).rename_axis("method").reset_index().itertuples(index=False))
 
 
-def findings(experiment: Experiment) -> dict[str, dict[str, list[str]]]:
-    """Return the signs of trouble by method and stream, in words; of several seeds the first is examined."""
-    unreadable = Counter[tuple[str, str]]()
-    for row in experiment.rows:
-        unreadable[row["label"], row["stream"]] += row.get("unreadable") or 0
-    found: dict[str, dict[str, list[str]]] = {}
-    for method, stream in product(experiment.methods, experiment.streams):
-        trace = experiment.first(method, stream)
-        signs = [] if trace is None or method == experiment.reference else _examine(experiment, trace)
-        if count := unreadable[method, stream]:
-            signs.append(f"{count:,} images could not be read")
-        if signs:
-            found.setdefault(method, {})[stream] = signs
-    return found
+def findings(experiment: Experiment) -> list[tuple[str, str, str]]:
+    """Return the signs of trouble: method, stream, and words; of several seeds the predictions of the first count."""
+    noted = ((row["label"], row["stream"], text) for row in experiment.rows for text in _noted(row))
+    found = [
+        (method, stream, text)
+        for method, stream in product(experiment.methods, experiment.streams)
+        if method != experiment.reference and (trace := experiment.first(method, stream)) is not None
+        for text in _examine(experiment, trace)
+    ]
+    return [*found, *dict.fromkeys(noted)]
+
+
+def _noted(row: Row) -> Iterator[str]:
+    """Yield what a run noted of itself."""
+    if row.get("unreadable"):
+        yield f"{row['unreadable']:,} images could not be read"
+    if row.get("trainable_values") and row.get("updates") == 0:
+        yield f"no update in {row['batches']:,} batches: {next(iter(row.get('skipped_because') or ['not recorded']))}"
 
 
 def _examine(experiment: Experiment, trace: Trace) -> list[str]:
@@ -125,7 +106,7 @@ def _examine(experiment: Experiment, trace: Trace) -> list[str]:
     third, labelled = len(trace) // 3, bool(trace.known.all())
     if not third or not (labelled or compared):
         return []
-    last_third: Trace = trace[-third:]
+    last_third: Any = trace[-third:]
     found = _collapse(experiment, last_third, labelled)
     if compared and labelled:
         gains = 100.0 * (trace.correct.astype(float) - (trace.source == trace.label))
@@ -149,7 +130,7 @@ def _collapse(experiment: Experiment, last: Trace, labelled: bool) -> list[str]:
     return [f"predicts {name} for {share:.0%} of the last third; {expected:.0%} would be expected"]
 
 
-# ---- Tables for papers: mean and deviation over seeds, as LaTeX and CSV ----
+# ---- Tables for papers: mean and deviation over seeds as LaTeX, and CSV ----
 
 Tables = Sequence[tuple[Experiment, AccuracyTable]]
 
@@ -176,13 +157,7 @@ def _as_latex(tables: Tables) -> str:
 
 
 def _as_csv(tables: Tables) -> str:
-    """Return a line for each method and stream, figures unrounded."""
-    parts = []
-    for experiment, table in tables:
-        lines = table.means.rename_axis("method").reset_index().melt("method", var_name="stream", value_name="accuracy")
-        lines.insert(0, "experiment", experiment.title)
-        lines["deviation"] = table.deviations.melt()["value"]
-        lines["seeds"] = lines["method"].map(frame(experiment.rows).groupby("label")["seed"].nunique())
-        lines["images"] = lines["stream"].map(table.images).fillna(sum(table.images.values())).astype(int)
-        parts.append(lines.iloc[lines["method"].map(table.means.index.get_loc).argsort(kind="stable")])
-    return str(pd.concat(parts).to_csv(index=False))
+    """Return a line for each method, stream and seed, figures unrounded."""
+    columns = ["experiment", "label", "stream", "seed", "n", "accuracy"]
+    parts = [frame(experiment.rows).assign(experiment=experiment.title)[columns] for experiment, _ in tables]
+    return str(pd.concat(parts).rename(columns={"label": "method", "n": "images"}).to_csv(index=False))

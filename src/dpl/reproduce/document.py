@@ -19,8 +19,8 @@ from dpl.reproduce.compare import ComparisonTable
 from dpl.reproduce.paper import Layout, Row, network_name
 
 __all__ = [
-    "Document", "Item", "Picture", "differences", "grouped", "latex", "merged", "protocol_items", "render",
-    "setting_items", "version_lines", "write",
+    "Document", "Item", "Picture", "differences", "grouped", "how_measured", "latex", "merged", "protocol_items",
+    "render", "setting_items", "version_lines", "write",
 ]  # fmt: skip
 
 Key = TypeVar("Key")
@@ -36,16 +36,14 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Item:
-    """One entry of a list: its subject and its text; `drawing` is text that keeps its line breaks."""
+    """One entry of a list: its subject and its text, of which lines after the first keep their breaks and indents."""
 
     subject: str
     text: str
-    drawing: str = ""
 
     def lines(self) -> str:
         """Return the entry for a terminal."""
-        text = f"- {self.subject}: {self.text}" if self.subject else f"- {self.text}"
-        return f"{text}:\n{self.drawing}" if self.drawing else text
+        return f"- {self.subject}: {self.text}" if self.subject else f"- {self.text}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +67,16 @@ class Document:
 
 
 # ---- How the measured rows were obtained ----
+
+
+def how_measured(rows: Sequence[Row], layout: Layout) -> dict[str, tuple[Any, ...]]:
+    """Return what a document says of it."""
+    return {
+        "differences": differences(rows, layout),
+        "protocol": protocol_items(rows),
+        "settings": setting_items(rows),
+        "versions": version_lines(rows),
+    }
 
 
 def protocol_items(rows: Sequence[Row]) -> tuple[Item, ...]:
@@ -147,11 +155,9 @@ def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
 
 def merged(items: Iterable[Item]) -> tuple[Item, ...]:
     """Return entries of the same text as one, with their number."""
-    found = grouped(((item.text, item.drawing), item.subject) for item in items)
-    return tuple(
-        Item(shorten(subjects), f"{text} ({len(subjects)} times)" if len(subjects) > 1 else text, drawing)
-        for (text, drawing), subjects in found.items()
-    )
+    found = grouped((item.text, item.subject) for item in items)
+    times = {text: f" ({len(subjects)} times)" if len(subjects) > 1 else "" for text, subjects in found.items()}
+    return tuple(Item(shorten(subjects), f"{text}{times[text]}") for text, subjects in found.items())
 
 
 def _listed(values: Iterable[Any], separator: str = ", ") -> str:
@@ -194,7 +200,7 @@ def latex(text: str) -> str:
 
 
 def _latex_line(line: str) -> str:
-    """Return a line of a drawing with its indent: spaces at its beginning would vanish."""
+    """Return a line with its indent: spaces at its beginning would vanish."""
     indent = (len(line) - len(line.lstrip())) / 2
     return rf"\hspace*{{{indent:g}em}}\texttt{{{latex(line.strip())}}}"
 

@@ -1,6 +1,6 @@
 """Figures 2 and 3 of the paper: features and styles inside the networks, placed on paper by t-SNE."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,44 +46,35 @@ def _inside(unit: Unit, kind: str, experiment: Experiment) -> Arrays | None:
             raise DataError(f"{path}: cannot be read ({error}); remove it to have it made again") from error
     if not experiment.request.run:
         return None
-    arrays = {"features": _collect_features, "styles": _collect_styles}[kind](unit, experiment.context)
+    arrays = _collect(unit, experiment.context, kind)
     with replacing(path) as draft, draft.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return arrays
 
 
 @torch.no_grad()
-def _collect(unit: Unit, context: BenchContext, look: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> Arrays:
-    """Show a network the unit's images in order of arrival; join what `look` finds in each batch."""
+def _collect(unit: Unit, context: BenchContext, kind: str) -> Arrays:
+    """Show a network the unit's images in order of arrival; keep features, or styles (Eq. 8 and 9) and confidence.
+
+    Features are those of the network after it has adapted to the whole stream, styles those of the source network.
+    """
     stream = UnitStream(unit, context)
-    found = [
-        look(batch.images.contiguous(memory_format=torch.channels_last), batch.labels)
-        for segment in stream.segments
-        for batch in stream.batches(segment)
-        if len(batch)
-    ]
+    network, prefix = context.prepared(stream).model.method.network, 0
+    if kind == "features":
+        run_unit(unit, context)  # adapts this very model, which the context keeps, from its source state to the end
+    else:
+        network.style_layer, prefix = find_style_layer(network.module), prefix_tokens(network.module)
+    found: list[dict[str, Tensor]] = []
+    for batch in (batch for segment in stream.segments for batch in stream.batches(segment) if len(batch)):
+        out = network(batch.images.contiguous(memory_format=torch.channels_last))
+        if kind == "features":
+            found.append({"features": out.z.half(), "label": batch.labels})
+        else:
+            maps: Any = out.maps
+            styles = style_statistics(maps[:, prefix:] if maps.ndim == 3 else maps)
+            style = torch.cat([part.flatten(1) for part in styles], dim=1).float()
+            found.append({"style": style, "confidence": out.probabilities.max(dim=1).values})
     return {name: torch.cat([part[name] for part in found]).numpy() for name in found[0]}
-
-
-def _collect_features(unit: Unit, context: BenchContext) -> Arrays:
-    """Adapt to the whole stream, then return the features of every image under the adapted network."""
-    network = context.prepared(UnitStream(unit, context)).model.method.network
-    run_unit(unit, context)  # adapts this very model, which the context keeps, from its source state to the end
-    return _collect(unit, context, lambda images, labels: {"features": network(images).z.half(), "label": labels})
-
-
-def _collect_styles(unit: Unit, context: BenchContext) -> Arrays:
-    """Return the style of each image under the source network (Eq. 8 and 9), and the network's confidence."""
-    network = context.prepared(UnitStream(unit, context)).model.method.network
-    network.style_layer, prefix = find_style_layer(network.module), prefix_tokens(network.module)
-
-    def look(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        out = network(images)
-        maps: Any = out.maps
-        style = torch.cat([s.flatten(1) for s in style_statistics(maps[:, prefix:] if maps.ndim == 3 else maps)], dim=1)
-        return {"style": style.float(), "confidence": out.probabilities.max(dim=1).values}
-
-    return _collect(unit, context, look)
 
 
 # ---- Many dimensions on paper, and how well classes are told apart before t-SNE bends the distances ----
@@ -98,21 +89,18 @@ def tsne(points: Points) -> Floats:
     """Return two coordinates for each point, from its first principal components."""
     values = np.asarray(points, dtype=np.float64)
     if min(values.shape) > _DIMENSIONS:
-        pca: Any = optional("sklearn.decomposition", "bench").PCA(_DIMENSIONS, random_state=0)
-        values = pca.fit_transform(values)
-    perplexity = min(_PERPLEXITY, (len(values) - 1) / 3)
-    manifold: Any = optional("sklearn.manifold", "bench")
+        values = optional("sklearn.decomposition", "bench").PCA(_DIMENSIONS, random_state=0).fit_transform(values)
+    manifold, perplexity = optional("sklearn.manifold", "bench"), min(_PERPLEXITY, (len(values) - 1) / 3)
     placed = manifold.TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(values)
     return np.asarray(placed, dtype=np.float64)
 
 
 def neighbour_accuracy(points: Points, labels: NDArray[np.int64]) -> float:
     """Return in percent how often a point's nearest others, by cosine, vote for its true class."""
-    far = optional("scipy.spatial.distance", "bench").cdist(points, points, "cosine")
-    np.fill_diagonal(far, np.inf)  # without the point itself
-    nearest = labels[np.argsort(far, axis=1)[:, : min(_NEIGHBOURS, len(labels) - 1)]]
-    votes = (nearest[:, :, None] == np.arange(labels.max() + 1)).sum(1)
-    return float(100.0 * (votes.argmax(1) == labels).mean())
+    neighbours = optional("sklearn.neighbors", "bench")
+    search = neighbours.NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(labels) - 1), metric="cosine").fit(points)
+    nearest = labels[search.kneighbors(return_distance=False)]  # of the points themselves: each without itself
+    return float(100.0 * (optional("scipy.stats", "bench").mode(nearest, axis=1).mode == labels).mean())
 
 
 def nearest_distance(points: Points, others: Points) -> Floats:
@@ -121,11 +109,15 @@ def nearest_distance(points: Points, others: Points) -> Floats:
     return np.asarray(np.sort(far, axis=1)[:, :_NEIGHBOURS].mean(axis=1), dtype=np.float64)
 
 
-def _hide_scale(axis: Any) -> None:
-    """Make a panel for points that have no scale."""
+def _scatter(axis: Any, groups: Mapping[str, Floats], looks: Sequence[Mapping[str, Any]]) -> None:
+    """Draw groups of points, each under its name and with its look, in a panel without a scale."""
+    for (name, points), look in zip(groups.items(), looks, strict=True):
+        axis.scatter(*points.T, label=name, rasterized=True, **look)
     axis.set(xticks=[], yticks=[])
     axis.grid(False)
     axis.spines[:].set(visible=True, color="#bbbbbb")
+    if not groups:
+        not_run(axis)
 
 
 # ---- Figure 2: features and predicted classes ----
@@ -149,7 +141,6 @@ class Features(NamedTuple):
 class Target(NamedTuple):
     """One row of the figure: features by method, and counts."""
 
-    name: str
     features: dict[str, Features]
     counts: Counts
 
@@ -157,32 +148,31 @@ class Target(NamedTuple):
 def make_figure2(request: Request) -> Result:
     """Run or resume the experiment, collect features of the adapted networks, and draw."""
     experiment = run_experiment("fig2", request, _METHODS, file="fig1")
-    targets = _targets(experiment)
-    runs = [(target, method) for target in targets for method in _METHODS if method in target.counts]
-    lacking = [f"{target.name} ({method})" for target, method in runs if method not in target.features]
+    targets, rows, lacking = _targets(experiment), [], []
+    for name, (features, counts) in targets.items():
+        for method in (method for method in _METHODS if method in counts):
+            near = f"{features[method].neighbours:.1f}" if method in features else "–"
+            rows.append((f"{name}, {method}", near, f"{misplaced(counts, method):.1f}"))
+            lacking += [] if method in features else [f"{name} ({method})"]
     if lacking:
         experiment.missing.append(Item("features", f"not collected: {', '.join(lacking)}; run again without --no-run"))
     note = footer(experiment, "(a) the first, (b) their mean and, as whiskers, their range")
-    rows = []
-    for (name, features, counts), method in runs:
-        near = f"{features[method].neighbours:.1f}" if method in features else "–"
-        rows.append((f"{name}, {method}", near, f"{misplaced(counts, method):.1f}"))
     summary = "; ".join(f"{name}: neighbours {near} %, excess {excess} %" for name, near, excess in rows)
     picture = Picture(
         draw_features(targets, experiment.rows[0]["classes"], note),
         f"t-SNE of features and counts of predicted classes. {summary}.",
         ("", "features: true class among 5 neighbours %", "predicted counts: images in excess %"),
         rows,
-        {"counts": {target.name: target.counts for target in targets}},
+        {"counts": {name: target.counts for name, target in targets.items()}},
     )
     return write_figure("fig2", picture, experiment)
 
 
-def _targets(experiment: Experiment) -> list[Target]:
+def _targets(experiment: Experiment) -> dict[str, Target]:
     """Return the features of each method with its first seed, and how many images each class has with every seed."""
     targets: dict[str, Target] = {}
     for cell, unit in experiment.finished():
-        target = targets.setdefault(unit.domains[0], Target(unit.domains[0], {}, {}))
+        target = targets.setdefault(unit.domains[0], Target({}, {}))
         predictions, classes = experiment.store.predictions(unit), len(experiment.rows[0]["classes"])
         for line, column in (("truth", "label"), (cell.label, "prediction")):
             count = np.bincount(predictions[column].astype(np.int64), minlength=classes)
@@ -191,7 +181,7 @@ def _targets(experiment: Experiment) -> list[Target]:
             chosen = subset(len(arrays["label"]), _MOST_POINTS)
             points, labels = arrays["features"][chosen].astype(np.float32), arrays["label"][chosen].astype(np.int64)
             target.features[cell.label] = Features(tsne(points), labels, neighbour_accuracy(points, labels))
-    return list(targets.values())
+    return targets
 
 
 def misplaced(counts: Counts, method: str) -> float:
@@ -201,14 +191,14 @@ def misplaced(counts: Counts, method: str) -> float:
     return float(100.0 * np.mean(shares))
 
 
-def draw_features(targets: Sequence[Target], classes: Sequence[str], note: str = "") -> Any:
+def draw_features(targets: Mapping[str, Target], classes: Sequence[str], note: str = "") -> Any:
     """Draw one row for each target: the features of three methods, then a histogram of classes."""
     figure, grid = axes(len(targets), 4, width=12.6, height=0.9 + 2.9 * len(targets))
-    for row, target in zip(grid, targets, strict=True):
+    for row, (name, target) in zip(grid, targets.items(), strict=True):
         for axis, method in zip(row, _METHODS, strict=False):
             _scatter_classes(axis, target.features.get(method), classes)
             axis.set_title(LOSS_NAMES[method])
-        row[0].set_ylabel(NAMES.get(target.name, target.name), fontsize=12)
+        row[0].set_ylabel(NAMES.get(name, name), fontsize=12)
         _histogram(row[3], target.counts, classes)
     grid[0][0].annotate("(a)", (0, 1.1), xycoords="axes fraction", fontweight="bold")
     grid[0][3].annotate("(b)", (-0.12, 1.1), xycoords="axes fraction", fontweight="bold")
@@ -220,16 +210,13 @@ def draw_features(targets: Sequence[Target], classes: Sequence[str], note: str =
 
 
 def _scatter_classes(axis: Any, features: Features | None, classes: Sequence[str]) -> None:
-    _hide_scale(axis)
-    if features is None:
-        not_run(axis)
-        return
-    for number, name in enumerate(classes):
-        axis.scatter(
-            *features.places[features.labels == number].T, s=9, alpha=0.75, linewidths=0, label=name, rasterized=True,
-            color=LOOK["classes"][number % 7], marker=_CLASS_MARKERS[number % 7],
-        )  # fmt: skip
-    axis.set_xlabel(f"true class among neighbours: {features.neighbours:.0f} %", fontsize=8.5)
+    looks = zip(LOOK["classes"], _CLASS_MARKERS, strict=True)
+    styles = [{"s": 9, "alpha": 0.75, "linewidths": 0, "color": shade, "marker": marker} for shade, marker in looks]
+    groups = {}
+    if features is not None:
+        groups = {name: features.places[features.labels == number] for number, name in enumerate(classes)}
+        axis.set_xlabel(f"true class among neighbours: {features.neighbours:.0f} %", fontsize=8.5)
+    _scatter(axis, groups, [styles[number % len(styles)] for number in range(len(groups))])
 
 
 def _histogram(axis: Any, counts: Counts, classes: Sequence[str]) -> None:
@@ -276,16 +263,15 @@ def make_figure3(request: Request) -> Result:
 
 def _styles(unit: Unit, experiment: Experiment) -> Styles | None:
     """Return the styles around one target, None where they are not stored and nothing may be run."""
-    held_out = {name: replace(unit, domains=(name,), part="outside", limit=_MOST_SOURCE) for name in unit.trained_on}
-    found = {name: _inside(at, "styles", experiment) for name, at in (held_out | {"": unit}).items()}
-    known = {name: arrays for name, arrays in found.items() if arrays is not None}
-    if len(known) < len(found):
+    units = [replace(unit, domains=(name,), part="outside", limit=_MOST_SOURCE) for name in unit.trained_on] + [unit]
+    found = [arrays for own in units if (arrays := _inside(own, "styles", experiment)) is not None]
+    if len(found) < len(units):
         return None
-    target = known.pop("")
+    *sources, target = found
     chosen = subset(len(target["style"]), _MOST_TARGET)
     styles, confident = target["style"][chosen], target["confidence"][chosen] > _CONFIDENCE
-    sources = {name: arrays["style"] for name, arrays in known.items()}
-    return on_one_scale({**sources, "confident": styles[confident], "unconfident": styles[~confident]})
+    groups = {name: arrays["style"] for name, arrays in zip(unit.trained_on, sources, strict=True)}
+    return on_one_scale({**groups, "confident": styles[confident], "unconfident": styles[~confident]})
 
 
 def on_one_scale(groups: Styles) -> Styles:
@@ -309,31 +295,22 @@ def farther(far: Mapping[str, Floats]) -> float | None:
 
 
 def draw_styles(found: Mapping[str, Styles], note: str = "") -> Any:
-    """Draw the styles around each target."""
+    """Draw the styles around each target, of a source domain in the same colour everywhere."""
     figure, grid = axes(1, max(len(found), 1), width=9.6, height=4.2)
     names = sorted({name for styles in found.values() for name in styles} - {*LOOK["targets"]})
-    colours = dict(zip(names, LOOK["source_domains"] * len(names), strict=False))
-    for axis in grid.flat:
-        _hide_scale(axis)
+    looks = {name: {"s": 10, "alpha": 0.6, "linewidths": 0, "color": shade} for name, shade in
+             zip(names, LOOK["source_domains"], strict=False)}  # fmt: skip
+    for name, (shade, marker) in LOOK["targets"].items():
+        looks[name] = {"s": 14, "alpha": 0.9, "linewidths": 0.9 * (marker == "x"), "color": shade, "marker": marker}
     for axis, (target, styles) in zip(grid.flat, found.items(), strict=False):
-        _scatter_styles(axis, styles, colours)
+        ends = np.cumsum([len(group) for group in styles.values()])
+        places = np.split(tsne(np.concatenate(list(styles.values()))), ends[:-1])
+        words = {name: f"{name} target" if name in LOOK["targets"] else NAMES.get(name, name) for name in styles}
+        labels = [f"{words[name]} ({len(points)})" for name, points in zip(styles, places, strict=True)]
+        _scatter(axis, dict(zip(labels, places, strict=True)), [looks[name] for name in styles])
+        axis.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2, frameon=False, fontsize=8.5, markerscale=1.6)
         axis.set_title(f"target: {NAMES.get(target, target)}")
     if not found:
-        not_run(grid.flat[0])
+        _scatter(grid.flat[0], {}, [])
     figure.supxlabel(note, **NOTE)
     return figure
-
-
-def _scatter_styles(axis: Any, styles: Styles, colours: Mapping[str, str]) -> None:
-    ends = np.cumsum([len(group) for group in styles.values()])
-    places = np.split(tsne(np.concatenate(list(styles.values()))), ends[:-1])
-    for name, points in zip(styles, places, strict=True):
-        is_target = name in LOOK["targets"]
-        shade, marker = LOOK["targets"][name] if is_target else (colours[name], "o")
-        label = f"{name} target" if is_target else NAMES.get(name, name)
-        size = {"s": 14, "alpha": 0.9} if is_target else {"s": 10, "alpha": 0.6}
-        axis.scatter(
-            *points.T, **size, marker=marker, color=shade, rasterized=True, linewidths=0.9 if marker == "x" else 0,
-            label=f"{label} ({len(points)})",
-        )  # fmt: skip
-    axis.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2, frameon=False, fontsize=8.5, markerscale=1.6)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from dpl.core.errors import DataError
 from dpl.network.split import SCOPES
 from dpl.reproduce.compare import seed_means
-from dpl.reproduce.document import Picture, write
+from dpl.reproduce.document import Picture, how_measured, write
 from dpl.reproduce.paper import PLACES, Layout, Row
 from dpl.reproduce.plan import Experiment, Request, Result, run_experiment
-from dpl.reproduce.plotting import LOOK, axes, colour, draw_band, draw_runs, save_figure
+from dpl.reproduce.plotting import LOOK, axes, colour, draw_line, draw_runs, save_figure
 
 __all__ = [
     "LOSS_NAMES", "NAMES", "NOTE", "footer", "make_figure1", "make_figure4", "make_figure5", "measured_on", "not_run",
@@ -35,7 +35,8 @@ def write_figure(name: str, picture: Picture, experiment: Experiment) -> Result:
     """Write a figure in all formats, its page and its data."""
     out, words = experiment.request.out, LOOK["figures"][name]
     rows = [{**row, "label": row["method"]} for row in experiment.rows]  # settings by method: labels are values of x
-    document = experiment.request.document(_LAYOUT, rows, experiment.missing, name=name, title=words["title"])
+    how = how_measured(rows, _LAYOUT)
+    document = experiment.request.document(rows, experiment.missing, name=name, title=words["title"], **how)
     files = save_figure(picture.figure, out, name), write(document, out, replace(picture, claim=words["claim"]))
     return Result((*files[0], *files[1]), document, experiment.missing, experiment.failed)
 
@@ -119,12 +120,9 @@ _LEAST_SPAN = 10.0  # percentage points
 
 
 def _make(
-    name: str,
-    panels_of: Callable[[Sequence[Row]], Panels],
-    draw: Callable[[Panels, str], Any],
-    what: str,
+    name: str, panels_of: Callable[[Sequence[Row]], Panels], draw: Callable[[Panels, str], Any], what: str,
     request: Request,
-) -> Result:
+) -> Result:  # fmt: skip
     """Run or resume the experiment and draw it."""
     experiment = run_experiment(name, request)
     panels = panels_of(experiment.rows)
@@ -150,7 +148,7 @@ def _panels(rows: Sequence[Row], panel_of: Callable[[Row, str], str], x_of: Call
         lines = points.setdefault(panel_of(row, group), {})
         lines.setdefault((group, row["method"]), {})[x_of(row)] = means.values
     return {
-        panel: {key: pd.DataFrame({x: line[x] for x in _x_order(line)}) for key, line in lines.items()}
+        panel: {key: pd.DataFrame(line)[_x_order(line)] for key, line in lines.items()}
         for panel, lines in points.items()
     }
 
@@ -166,41 +164,31 @@ def _value_name(x: Any) -> str:
 
 
 def _draw_panels(panels: Panels, words: Sequence[Mapping[str, str]], look: Look, width: float, note: str) -> Any:
-    """Draw panels beside each other, each with its title or names of axes; a panel without lines says so."""
+    """Draw panels beside each other, each with its title or names of axes; values of x are equally spaced."""
     figure, grid = axes(1, len(panels), width=width, height=3.8)
     for axis, lines, texts in zip(grid.flat, panels.values(), words, strict=True):
-        axis.set(**texts)
-        if lines:
-            _draw_lines(axis, lines, look)
-        else:
+        order = _x_order(x for line in lines.values() for x in line)
+        for key, line in lines.items():
+            present = [x for x in order if x in line]
+            places = [order.index(x) for x in present]
+            draw_line(axis, places, line[present].to_numpy(), linewidth=1.8, markersize=5, **look(*key))
+        axis.set_xticks(range(len(order)), [_value_name(x) for x in order])
+        axis.set(**texts, xlim=(-0.3, max(len(order), 1) - 0.7))
+        if not lines:
             not_run(axis)
-    handles: dict[str, Any] = {}
-    for axis in (grid.flat[-1], *grid.flat[:-1]):  # of figure 5, the last panel has both methods
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
+    shown = [axis.get_legend_handles_labels() for axis in figure.axes[::-1]]  # of figure 5, the last has both methods
+    handles = {label: handle for found in shown for handle, label in zip(*found, strict=True)}
     columns = min(8, int(width / 1.5))
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False)
     figure.supxlabel(note, **NOTE)
     return figure
 
 
-def _draw_lines(axis: Any, lines: Lines, look: Look) -> None:
-    """Draw each line over equally spaced values: the mean over seeds, their range as a band."""
-    order = _x_order(x for line in lines.values() for x in line)
-    for key, line in lines.items():
-        present, style = line[[x for x in order if x in line]], look(*key)
-        places = [order.index(x) for x in present]
-        draw_band(axis, places, present.min(), present.max(), style["color"])
-        axis.plot(places, present.mean(), linewidth=1.8, markersize=5, **style)
-    axis.set_xticks(range(len(order)), [_value_name(x) for x in order])
-    axis.set_xlim(-0.3, len(order) - 0.7)
-
-
 def batch_size_lines(rows: Sequence[Row]) -> Panels:
     """Return a panel for each group, methods in the paper's order, then those it lacks."""
+    order = list(dict.fromkeys((*LOOK["markers"], *(row["method"] for row in rows))))
     found = _panels(rows, lambda row, group: group, lambda row: row["batch_size"])
-    methods = dict.fromkeys((*LOOK["markers"], *(method for lines in found.values() for _, method in lines)))
-    return {group: {(group, m): own[group, m] for m in methods if (group, m) in own} for group, own in found.items()}
+    return {g: dict(sorted(lines.items(), key=lambda line: order.index(line[0][1]))) for g, lines in found.items()}
 
 
 def draw_batch_sizes(panels: Panels, note: str = "") -> Any:
@@ -227,10 +215,10 @@ def _sensitivity_lines(rows: Sequence[Row]) -> Panels:
                 f"fig5: the label {row['label']!r} begins with no panel's name: {words}; rename it in the file"
             )
 
-    def x_of(row: Row) -> Any:
-        return row["settings"][settings[row["label"].split()[0]]]
+    def word_of(row: Row, _: str = "") -> str:
+        return str(row["label"].split()[0])
 
-    found = _panels(rows, lambda row, group: row["label"].split()[0], x_of)
+    found = _panels(rows, word_of, lambda row: row["settings"][settings[word_of(row)]])
     return {word: found.get(word, {}) for word in settings}
 
 

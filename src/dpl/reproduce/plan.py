@@ -5,6 +5,8 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from itertools import count as counting
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ from dpl.bench.store import StoredRequest, chosen, complete, read_requests, writ
 from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import choose_device
 from dpl.data.folders import LayoutError, shorten
-from dpl.reproduce.document import Document, Item, differences, grouped, protocol_items, setting_items, version_lines
-from dpl.reproduce.paper import Layout, Place, Row
+from dpl.reproduce.document import Document, Item, grouped
+from dpl.reproduce.paper import Place, Row
 
 __all__ = ["Experiment", "Request", "Result", "problem", "run_experiment"]
 
@@ -53,20 +55,14 @@ class Request:
     say: Callable[[str], None] = lambda text: None  # takes a line on the progress of training
     command: str = ""
 
-    def document(self, layout: Layout, rows: Sequence[Row], missing: Sequence[Item], **facts: Any) -> Document:
+    def document(self, rows: Sequence[Row], missing: Sequence[Item], **facts: Any) -> Document:
         """Return the document of measured rows: a pure function of them, of the request, and of further `facts`."""
-        if "protocol" not in facts:
-            facts |= {
-                "protocol": protocol_items(rows),
-                "settings": setting_items(rows),
-                "versions": version_lines(rows),
-            }
         short = self.quick or any(row["n"] <= row.get("batch_size", 0) for row in rows)
         return Document(
-            caution=" ".join([*([_QUICK] if self.quick else []), *([_ONE_BATCH] if short else [])]),
-            missing=tuple(Item(i.subject, self.anonymous(i.text), self.anonymous(i.drawing)) for i in missing),
+            caution=" ".join(text for text, holds in ((_QUICK, self.quick), (_ONE_BATCH, short)) if holds),
+            missing=tuple(Item(item.subject, self.anonymous(item.text)) for item in missing),
             command=self.anonymous(self.command),
-            **{"differences": differences(rows, layout)} | facts,
+            **facts,
         )
 
     def anonymous(self, text: str) -> str:
@@ -95,7 +91,6 @@ class Experiment:
     """What an experiment file comes to on this machine: what can be run, what was measured, why the rest was not."""
 
     title: str
-    sections: list[Section]
     request: Request
     store: Store
     context: BenchContext
@@ -150,7 +145,7 @@ def _plan(path: Path, request: Request, only: Collection[str] | None) -> Experim
         raise SettingError(f"{path}: contains none of the requested rows: {', '.join(only)}")
     store = Store(request.store)
     context = BenchContext(request.data, request.weights, path.parent, cache=store.root / "cache")
-    plan = Experiment(title, sections, request, store, context)
+    plan = Experiment(title, request, store, context)
     for section in sections:
         absent = problem(section.name, _open_data, section, context)
         if absent is not None:
@@ -164,7 +159,7 @@ def _plan(path: Path, request: Request, only: Collection[str] | None) -> Experim
         reasons = grouped((str(error), stream) for stream, error in lacking.items())
         if len(reasons) == len(lacking) > 1:  # each lacks a file of its own: the first stands for all
             reasons = {f"{next(iter(reasons))} (for the first of them)": list(lacking)}
-        plan.missing += [Item(section.name, f"{shorten(streams)}: {reason}") for reason, streams in reasons.items()]
+        plan.missing += [Item(section.name, f"{shorten(names)}: {reason}") for reason, names in reasons.items()]
     return plan
 
 
@@ -174,13 +169,13 @@ def _shortened(section: Section, request: Request) -> Section:
     quick = max(_QUICK_IMAGES, _QUICK_BATCHES * largest) if request.quick else None
     limits = [limit for limit in (section.limit, request.limit, quick) if limit is not None]
     count = request.seeds or (1 if request.quick else len(section.seeds))
-    further = range(max(section.seeds) + 1, max(section.seeds) + 1 + count)  # the numbers after those of the file
-    section = replace(section, seeds=(*section.seeds, *further)[:count], limit=min(limits, default=None))
+    seeds = chain(section.seeds, counting(max(section.seeds) + 1))  # the file's, then the numbers after them
+    section = replace(section, seeds=tuple(islice(seeds, count)), limit=min(limits, default=None))
     return replace(section, selection=None, oracle=False) if request.quick else section
 
 
 def problem(subject: str, check: Callable[..., object], *arguments: Any, **options: Any) -> Item | None:
-    """Return what is wrong if `check` raises an error of the data; an expected layout is a drawing.
+    """Return what is wrong if `check` raises an error of the data.
 
     Warnings are left out: in what a data set differs from the published one stands in the document.
     """
@@ -189,7 +184,7 @@ def problem(subject: str, check: Callable[..., object], *arguments: Any, **optio
             warnings.simplefilter("ignore")
             check(*arguments, **options)
     except LayoutError as error:
-        return Item(subject, f"{error.problem}; expected layout", error.layout)
+        return Item(subject, f"{error.problem}; expected layout:\n{error.layout}")
     except DataError as error:
         return Item(subject, str(error))
     return None
@@ -211,15 +206,9 @@ def _run(experiment: Experiment) -> list[Cell]:
     """Run and return the cells whose images are all here, source images included; note what the others lack."""
     request, context, store = experiment.request, experiment.context, experiment.store
     context.device = str(choose_device())
-    problems: dict[object, Item | None] = {}
-    found = []
-    for cell in experiment.cells:
-        unit = cell.candidates[0].target
-        needs = (cell.section, unit.dataset, unit.domains, unit.severities, unit.source)
-        if needs not in problems:
-            problems[needs] = problem(cell.section, check_data, cell.units(), context)
-        found.append((problems[needs], cell))
-    by_problem = grouped(found)
+    by_images = grouped((_images(cell), cell) for cell in experiment.cells)
+    problems = {key: problem(own[0].section, check_data, own[0].units(), context) for key, own in by_images.items()}
+    by_problem = grouped((problems[_images(cell)], cell) for cell in experiment.cells)
     ready = by_problem.pop(None, [])
     for item, lacking in by_problem.items():
         if item is not None:
@@ -232,24 +221,24 @@ def _run(experiment: Experiment) -> list[Cell]:
     return ready
 
 
+def _images(cell: Cell) -> tuple[object, ...]:
+    """Return what decides which images a cell needs."""
+    unit = cell.candidates[0].target
+    return cell.section, unit.dataset, unit.domains, unit.severities, unit.source
+
+
 def _unfinished(cells: Sequence[Cell], experiment: Experiment) -> list[Item]:
     """Return an entry for each method that failed or lacks some streams, one for a section of which nothing was run."""
     store, failed = experiment.store, experiment.failed
     begun = {cell.section for cell in cells if complete(cell, store)}
-    failures, untouched, partial = [], {}, []
+    found = []
     for cell in cells:
-        subject, stream = f"{cell.section}: {cell.label}", cell.candidates[0].target.stream_title
-        reasons = [failed[unit.key] for unit in cell.units() if unit.key in failed]
-        if reasons:
-            failures.append(((subject, reasons[0]), stream))
-        elif complete(cell, store):
-            continue
-        elif cell.section in begun:
-            partial.append((subject, stream))
-        else:
-            untouched[cell.section] = Item(cell.section, "not run")
-    return [
-        *(Item(subject, f"failed on {shorten(on)}: {reason}") for (subject, reason), on in grouped(failures).items()),
-        *untouched.values(),
-        *(Item(subject, f"not run on {shorten(on)}") for subject, on in grouped(partial).items()),
-    ]
+        reason = next((failed[unit.key] for unit in cell.units() if unit.key in failed), "")
+        if reason or not complete(cell, store):
+            subject = f"{cell.section}: {cell.label}" if reason or cell.section in begun else cell.section
+            found.append(((subject, reason), cell.candidates[0].target.stream_title))
+    items = []
+    for (subject, reason), on in grouped(found).items():
+        names = shorten(dict.fromkeys(on))
+        items.append(Item(subject, f"failed on {names}: {reason}" if reason else f"not run on {names}"))
+    return items

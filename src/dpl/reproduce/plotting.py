@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dpl.core.extras import optional
 
-__all__ = ["COLOURS", "FORMATS", "LOOK", "axes", "colour", "draw_band", "draw_runs", "save_figure"]
+__all__ = ["COLOURS", "FORMATS", "LOOK", "axes", "colour", "draw_line", "draw_runs", "save_figure"]
 
 LOOK: Mapping[str, Any] = yaml.safe_load(files("dpl.reproduce").joinpath("figures.yaml").read_text(encoding="utf-8"))
 """Titles, names, colours and markers of the figures."""
@@ -46,10 +46,8 @@ def draw_runs(
         name, shade = names.get(method, method), colour(method, index)
         length = min(map(len, runs))
         stacked = np.stack([run[:length] for run in runs])
-        x = np.arange(start, start + length)
-        draw_band(axis, x, stacked.min(0), stacked.max(0), shade)
         dashes = {"linestyle": (0, (5, 2))} if method == "source" else {}
-        axis.plot(x, stacked.mean(0), color=shade, linewidth=2, label=name, **dashes)
+        draw_line(axis, range(start, start + length), stacked, color=shade, linewidth=2, label=name, **dashes)
         ends.append((float(stacked[:, -1].mean()), name, shade))
     (bottom, top), place = axis.get_ylim(), -np.inf
     for value, name, shade in sorted(ends):  # labels are moved apart where they would overlap
@@ -60,10 +58,12 @@ def draw_runs(
     axis.margins(x=0.01)
 
 
-def draw_band(axis: Any, x: Any, lows: Any, highs: Any, shade: str) -> None:
-    """Shade the range of the seeds; one seed has none."""
-    if np.any(np.asarray(highs) > np.asarray(lows)):
-        axis.fill_between(x, lows, highs, color=shade, alpha=0.18, linewidth=0)
+def draw_line(axis: Any, x: Sequence[float], runs: NDArray[np.float64], **look: Any) -> None:
+    """Draw the mean over seeds as a line, and their range as a band; one seed has none."""
+    lows, highs = np.nanmin(runs, axis=0), np.nanmax(runs, axis=0)
+    if np.any(highs > lows):
+        axis.fill_between(x, lows, highs, color=look["color"], alpha=0.18, linewidth=0)
+    axis.plot(x, np.nanmean(runs, axis=0), **look)
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:

@@ -5,15 +5,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpl.bench.section import Section, load_file
+from dpl.bench.section import load_file
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.files import read_json
 from dpl.core.settings import make_settings
 from dpl.data import open_benchmark
-from dpl.data.sets import normalise_name
 from dpl.reproduce import embeddings, figures, paper
-from dpl.reproduce.compare import column_group, compare, oracle
-from dpl.reproduce.document import Document, Item, differences, write
+from dpl.reproduce.compare import compare, oracle
+from dpl.reproduce.document import Document, Item, differences, how_measured, write
 from dpl.reproduce.paper import Row, Table
 from dpl.reproduce.plan import Request, Result, problem, run_experiment
 from dpl.training.supervised import LOSSES, SupervisedSpec, train_supervised
@@ -42,40 +41,21 @@ def _make_table(name: str, request: Request) -> Result:
     table = paper.load(name)
     only = None if table.layout.open_rows else table.rows
     experiment = run_experiment(name, request, only, place=table.layout.place)
-    missing = experiment.missing
-    if lacking := _not_planned(table, experiment.sections):
-        file = request.config.name if request.config else f"{name}.yaml"
-        missing.append(Item(", ".join(lacking), f"not in the experiment file {file}"))
-    document = make_document(table, experiment.rows, missing, request)
-    return Result(write(document, request.out), document, missing, experiment.failed)
+    document = make_document(table, experiment.rows, experiment.missing, request)
+    return Result(write(document, request.out), document, experiment.missing, experiment.failed)
 
 
-def make_document(
-    table: Table, rows: Sequence[Row], missing: Sequence[Item], request: Request, **more: Any
-) -> Document:
+def make_document(table: Table, rows: Sequence[Row], missing: Sequence[Item], request: Request, **own: Any) -> Document:
     """Return the document of a table: a pure function of the printed figures, the measured rows and the request."""
     number = f"Table {table.name.removeprefix('table')}: " if table.name.startswith("table") else ""
     return request.document(
-        table.layout, rows, missing, name=table.name, title=f"{number}{table.title}",
+        rows, missing, name=table.name, title=f"{number}{table.title}",
         grids=tuple(filter(None, (compare(table, rows), oracle(table, rows)))),
         paper=tuple(Item(key, value) for key, value in table.protocol.items()),
         # Remarks on single cells are footnotes.
         notes=tuple(Item(note.row or "", note.text) for note in table.notes if note.column is None),
-        **more,
+        **own or how_measured(rows, table.layout),
     )  # fmt: skip
-
-
-def _not_planned(table: Table, sections: Sequence[Section]) -> list[str]:
-    """Return what the paper's table has and the experiment file does not ask for."""
-    labels = {entry.label for section in sections for entry in section.methods}
-    lacking = [row for row in table.rows if row not in labels]
-    corrupted = [f"{section.dataset}_c" if section.corrupt is not None else section.dataset for section in sections]
-    asked = {normalise_name(name) for name in (*corrupted, *(section.name for section in sections))}
-    summaries = {*table.averages, *table.improvements}
-    groups = dict.fromkeys(column_group(c) or c for c in table.columns if c not in summaries)
-    if any(normalise_name(group) in asked for group in groups):  # columns are data sets or backbones, not domains
-        lacking += [group for group in groups if normalise_name(group) not in asked]
-    return lacking
 
 
 # ---- The comparison with true labels: cross-entropy against the DPL loss ----
@@ -142,7 +122,7 @@ def _train(spec: SupervisedSpec, request: Request) -> None:
 
 def _supervised_document(runs: dict[SupervisedSpec, dict[str, Any]], missing: list[Item], request: Request) -> Document:
     table = paper.load("supervised")
-    rows, protocol, settings = [], [], []
+    rows, protocol, settings, versions = [], [], [], dict[str, None]()
     for spec, record in runs.items():
         result, images, title = record["result"], record["data"], _title(spec)
         rows.append({
@@ -150,14 +130,13 @@ def _supervised_document(runs: dict[SupervisedSpec, dict[str, Any]], missing: li
             "network": spec.network, "seed": spec.seed, "unit": title, "n": images["test"],
             "accuracy": result["accuracy"], "limit": spec.limit, "chosen": {}, "regenerated": False, "data_notes": (),
         })  # fmt: skip
-        text = (
+        protocol.append(Item(title, (
             f"{images['training']:,} training images, {images['test']:,} test images, last epoch; "
             f"with cosines to the prototypes as scores {result['cosine_accuracy']:.1f} % are right"
-        )
-        protocol.append(Item(title, text))
+        )))  # fmt: skip
         settings.append(Item(title, ", ".join(f"{name}={value}" for name, value in vars(spec).items())))
-    words = "dpl {dpl}, torch {torch}, Python {python}, {machine}, {device}"
-    versions = dict.fromkeys(words.format_map(s) for record in runs.values() for s in record["sessions"])
+        words = "dpl {dpl}, torch {torch}, Python {python}, {machine}, {device}"
+        versions |= dict.fromkeys(map(words.format_map, record["sessions"]))
     return make_document(
         table, rows, missing, request, differences=(_UNSPECIFIED, *differences(rows, table.layout)),
         protocol=tuple(protocol), settings=tuple(settings), versions=tuple(versions),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -49,8 +49,7 @@ class Layout:
         return next((own for start, own in self.networks.items() if column and column.startswith(start)), None)
 
 
-@dataclass(frozen=True)
-class PrintedCell:
+class PrintedCell(NamedTuple):
     """One printed figure in percent, with its printed deviation and what is known to be wrong with it."""
 
     value: float
@@ -59,8 +58,7 @@ class PrintedCell:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """A remark on a cell; without a column on a whole row, without both on the table."""
 
     text: str
@@ -68,8 +66,7 @@ class Note:
     column: str | None = None
 
 
-@dataclass(frozen=True)
-class Improvement:
+class Improvement(NamedTuple):
     """A printed gain: how much better `column` is than in the row `over` (`partner`: X, for a row X+dpl)."""
 
     column: str
