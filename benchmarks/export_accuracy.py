@@ -79,8 +79,7 @@ def measure(method: str, images: Tensor, labels: Tensor, batch: int) -> list[str
     for part in images[:ADAPTED].split(batch):
         model(part)
     with tempfile.TemporaryDirectory() as folder:
-        last = images[:ADAPTED].split(batch)[-1]
-        exported = model.export(Path(folder) / "a.safetensors", images=last)
+        exported = model.export(Path(folder) / "a.safetensors")
         onnx = onnxruntime.InferenceSession(str(model.export(Path(folder) / "a.onnx", "onnx").path))
         state = load_file(exported.path)
     rest, answers = images[ADAPTED:], labels[ADAPTED:]

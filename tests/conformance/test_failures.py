@@ -60,10 +60,23 @@ def test_a_callback_that_raises_undoes_the_step(name: str, guard: bool) -> None:
     model.on_step = refuse
     with pytest.raises(KeyboardInterrupt):
         model(one.batches[2])
+    assert model.last_images is not None
+    assert torch.equal(model.last_images, one.batches[1])
     after = model.state_dict()
     assert before.keys() == after.keys()
     assert not [key for key in before if not torch.equal(before[key], after[key])]
     assert dict(model.last) == last
+
+
+def test_the_images_of_a_failed_call_are_not_kept() -> None:
+    model = dpl.adapt(network(), "tent")
+    with FailAt(30), pytest.raises(Injected):
+        model(images())
+    assert model.last_images is None
+    model(images(seed=1))
+    with FailAt(30), pytest.raises(Injected):
+        model(images())
+    assert torch.equal(model.last_images, images(seed=1))
 
 
 def test_a_later_step_is_the_same_after_a_failed_one() -> None:

@@ -50,7 +50,7 @@ def test_fixed_statistics_are_exported_exactly(tmp_path: Path, method: str, kind
     one = subject(method, kind)
     model = one.adapt()
     one.run(model, 5)
-    found = model.export(tmp_path / "a.safetensors", images=images())
+    found = model.export(tmp_path / "a.safetensors")
     again = plain(load_file(found), network(kind))
     with torch.no_grad():
         assert torch.allclose(again(images()), model.predict(images()), atol=1e-5)
@@ -86,7 +86,7 @@ def test_averages_do_not_change_a_prediction_and_survive_a_snapshot(tmp_path: Pa
     model.predict(images(seed=9))  # does not count
     model.save(tmp_path / "s")
     again = dpl.load(tmp_path / "s", network())
-    first, second = model.export(tmp_path / "a.safetensors"), again.export(tmp_path / "b.safetensors")
+    first, second = model.export(tmp_path / "a.safetensors"), again.export(tmp_path / "b.safetensors", images=images())
     one, two = load_file(first), load_file(second)
     assert all(torch.equal(one[key], two[key]) for key in one)
     model.reset()
@@ -112,7 +112,7 @@ def test_every_method_exports_or_says_why_not(tmp_path: Path, name: str) -> None
         with pytest.raises(dpl.ModelError, match="cannot be exported: "):
             model.export(tmp_path / "a.safetensors")
         return
-    result = model.export(tmp_path / "a.safetensors", images=one.batches[0])
+    result = model.export(tmp_path / "a.safetensors")
     assert result.agreement is not None
     plain(load_file(result), SmallNet())
 
@@ -170,7 +170,7 @@ def test_onnx_runs_in_onnxruntime(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     model = dpl.adapt(network(), "t3a")
     model(images())
-    result = model.export(tmp_path / "out", "onnx", images=images())
+    result = model.export(tmp_path / "out", "onnx")
     (logits,) = runtime.InferenceSession(str(result.path)).run(["logits"], {"images": images(3).numpy()})
     assert torch.allclose(torch.from_numpy(logits), model.predict(images(3)), atol=1e-4)
     assert result.agreement == 1.0

@@ -132,7 +132,8 @@ class AdaptiveModel(nn.Module):
         self.source_batches, self.calibration = as_batches(source), as_batches(calibrate)
         self._lock = threading.RLock()
         self._shapes: set[torch.Size] = set()  # of images that the network accepted
-        self.input_shape: tuple[int, ...] | None = None  # of the last new kind of images
+        self.last_images: Tensor | None = None
+        self.input_shape: tuple[int, ...] | None = None
         if self.source_batches is not None and not self.network.confirmed:
             for images, _ in islice(self.source_batches, 1):  # they show the classifier before the method is built
                 self.network.confirm(images.to(self.network.device))
@@ -165,9 +166,10 @@ class AdaptiveModel(nn.Module):
             if guard is None and images.shape[1:] not in self._shapes:
                 self._confirm(images)
             watched = watch is not None or self.on_step is not None
-            before, undo_beside = self._facts, self._beside.remember() if watched else None
+            before, undo_beside = (self._facts, self.last_images), self._beside.remember() if watched else None
             try:
                 self.state.begin(may_fail_later=watched)
+                self.last_images = images
                 logits = self.method(images) if guard is None else guard.step(images, self._confirm)
                 self._facts = self.method.facts if guard is None else self.method.facts | guard.report
                 if guard is None and watch is not None and watch.is_due(self.state, images):
@@ -178,7 +180,7 @@ class AdaptiveModel(nn.Module):
                 self.state.undo()
                 if undo_beside is not None:
                     undo_beside()
-                self._facts = before
+                self._facts, self.last_images = before
                 raise with_advice(error, images) from error.__cause__
             self.state.kept = None
             return logits
@@ -248,7 +250,8 @@ class AdaptiveModel(nn.Module):
         with self._lock:
             tensors = {f"state.{key}": value for key, value in self.state_dict().items()}
             tensors |= {f"origin.{key}": self.state.origin[key] for key in self.prepared}
-            manifest = {**self.identity(), "input": self.input_shape, "notes": dict(notes or {})}
+            shape = self.input_shape if self.last_images is None else self.last_images.shape[1:]
+            manifest = {**self.identity(), "input": shape, "notes": dict(notes or {})}
         return write_snapshot(Path(folder), manifest, tensors)
 
     def identity(self) -> dict[str, Any]:
@@ -269,7 +272,7 @@ class AdaptiveModel(nn.Module):
         """Write the adapted network as a plain one that needs no `dpl`, with the statistics in use folded in.
 
         `path` is a folder, or a file with the format's ending (.safetensors, .onnx, .pt2). What was written is compared
-        with the adapted model on `images`, if given; the result is its path and their agreement.
+        with the adapted model on `images` (default: the last batch); the result is its path and their agreement.
         """
         with self._lock:
             return export(self, Path(path), format, images)
@@ -283,11 +286,11 @@ class AdaptiveModel(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AdaptiveModel:
-        """Copy between two batches, never within one; the copy gets its own lock."""
+        """Copy between two batches, never within one; the copy gets its own lock, and no images."""
         twin = memo[id(self)] = type(self).__new__(type(self))
         with self._lock:
-            memo[id(self._lock)] = threading.RLock()
-            vars(twin).update(deepcopy(vars(self), memo))
+            own = {name: value for name, value in vars(self).items() if name not in ("_lock", "last_images")}
+            vars(twin).update(deepcopy(own, memo), _lock=threading.RLock(), last_images=None)
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -316,7 +319,6 @@ class AdaptiveModel(nn.Module):
         if self.method.makes_views:
             check_images(images)
         self._shapes.add(images.shape[1:])
-        self.input_shape = images.shape[1:]
         within_step = self.state.kept is not None
         if not as_assumed:
             self._build(prepare=True)

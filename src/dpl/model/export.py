@@ -49,7 +49,7 @@ class Exported:
         return str(self.path)
 
     def __str__(self) -> str:
-        compared = "not compared: no images were given"
+        compared = "not compared: no images at hand"
         if self.agreement is not None:
             compared = f"{100 * self.agreement:.1f} % of {self.images} images predicted as by the adapted model"
         return f"{self.path} ({self.statistics}; {compared})"
@@ -64,6 +64,7 @@ def export(model: "AdaptiveModel", path: Path, format: ExportFormat, images: Ten
     if target != path and (path.is_file() or any(path.suffix == other for other, _ in _FORMATS.values())):
         raise SettingError(f"path {path}: expected a file that ends in {ending}, or a folder")
     network, statistics = plain_network(model.method)
+    images = model.last_images if images is None else images
     shape = model.input_shape if images is None else images.shape[1:]
     if shape is None and format != "state_dict":
         raise InputError(f"format={format!r} needs the shape of an image: pass images=, or predict a batch first")
