@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpl.network.norm import AutoBlend
+from dpl.methods.parts.norm_rules import AutoBlend
 from tools.canvas import CLASSES, MUTED, PULL, PUSH, SOFT, board
 from tools.forces import TAU
 

@@ -10,7 +10,7 @@ from dpl.estimate import EstimateSettings
 from dpl.estimate.difference import Comparison
 from dpl.estimate.difference import compare as compare_window
 from dpl.estimate.signals import Window
-from dpl.network.norm import UNKNOWN
+from dpl.methods.parts.norm_rules import UNKNOWN
 
 
 def compare(window: Window, rows: int, memory: int, shift: float = UNKNOWN) -> Comparison:

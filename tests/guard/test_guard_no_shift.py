@@ -6,7 +6,7 @@ import torch
 import dpl
 from abuse import streams
 from dpl.demo.digits import load_source_network, mnist, uci_digits
-from dpl.network.norm import UNKNOWN
+from dpl.methods.parts.norm_rules import UNKNOWN
 
 
 def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpl
-from dpl.network.norm import TrackRunning
+from dpl.methods.parts.norm_rules import TrackRunning
 from parity.tiny import stream, tiny_network
 
 SAME = {"weak": lambda images: images, "strong": lambda images: images}

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import dpl
 from dpl.core.errors import InputError
+from dpl.methods.parts.norm_rules import BatchStatistics
 from dpl.network import Network
-from dpl.network.norm import BatchStatistics
 from parity.tiny import stream, tiny_network
 
 BATCHES = [images[:8] for images in stream(torch.float32)]

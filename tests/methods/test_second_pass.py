@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dpl
+from dpl.methods.parts.norm_rules import AutoBlend, BatchStatistics, BlendedStatistics
 from dpl.network import Network
-from dpl.network.norm import AutoBlend, BatchStatistics, BlendedStatistics
 from dpl.objectives import entropy
 from nets import CLASSES, network
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import dpl
-from dpl.network.norm import RunningStatistics
+from dpl.methods.parts.norm_rules import RunningStatistics
 from parity.tiny import source_images, stream, tiny_network
 
 QUICK = {"probes": 6, "epochs": 2}

@@ -7,8 +7,8 @@ from torch import nn
 import dpl
 from dpl.core.errors import InputError, ModelError
 from dpl.core.extras import optional
+from dpl.methods.parts.norm_rules import BatchStatistics, BlendedStatistics, RunningStatistics, parse_norm
 from dpl.network import Network
-from dpl.network.norm import BatchStatistics, BlendedStatistics, RunningStatistics, parse_norm
 from dpl.network.norm_control import install, uninstall
 from dpl.network.split import select_parameters
 from nets import CLASSES, images, network

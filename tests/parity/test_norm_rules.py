@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import dpl
-from dpl.network import norm
-from dpl.network.norm import UnMix
+from dpl.methods.parts import norm_rules as norm
+from dpl.methods.parts.norm_rules import UnMix
 from parity.tiny import compare, largest_state_difference, logits_difference, run, stream, tiny_network, trace
 
 

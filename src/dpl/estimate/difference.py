@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.signals import Window
-from dpl.network.norm import UNKNOWN
+from dpl.methods.parts.norm_rules import UNKNOWN
 
 __all__ = ["Comparison", "compare", "compared"]
 

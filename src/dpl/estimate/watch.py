@@ -20,7 +20,7 @@ from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.shifts import beside_others, shrunk
 from dpl.estimate.signals import Accuracies, Window, accuracies
 from dpl.methods.model_state import ModelState
-from dpl.network.norm import UNKNOWN, MeasuredShift
+from dpl.methods.parts.norm_rules import UNKNOWN, MeasuredShift
 from dpl.network.norm_control import install
 from dpl.network.split import logits_of, private_copy
 

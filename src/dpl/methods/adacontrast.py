@@ -30,11 +30,11 @@ from dpl.memory.queue import write_ring
 from dpl.methods.base import Fact, GradientMethod, Objective
 from dpl.methods.parts.head_rate import with_head_rate
 from dpl.methods.parts.neighbour_bank import NeighbourBank
+from dpl.methods.parts.norm_rules import TrackRunning
 from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.network.norm import TrackRunning
 from dpl.objectives import marginal_entropy
 from dpl.objectives.contrastive import class_aware_info_nce
 from dpl.views import adacontrast_strong_view, adacontrast_weak_view

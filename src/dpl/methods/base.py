@@ -19,11 +19,11 @@ from dpl.core.optimizer import NamedOptimizer
 from dpl.core.random import Random
 from dpl.core.state import Stateful
 from dpl.methods.parts.effective_batch import EffectiveBatch
+from dpl.methods.parts.norm_rules import AutoBlend, RunningStatistics, StreamRule, parse_norm
 from dpl.methods.parts.top_layers import below_top
 from dpl.methods.registry import MethodInfo
 from dpl.methods.settings import GradientSettings, Settings
-from dpl.network import Network, Pass, StreamRule
-from dpl.network.norm import AutoBlend, RunningStatistics, parse_norm
+from dpl.network import Network, Pass
 from dpl.network.norm_control import TargetStatistics
 from dpl.network.split import select_parameters
 from dpl.views import seeded

@@ -3,7 +3,7 @@
 Zhao et al., DELTA: degradation-free fully test-time adaptation, ICLR 2023.
 
     TBR: each BatchNorm layer uses moving averages of the stream's statistics, but the gradient of the batch's own
-         (`norm="renorm"`, dpl.network.norm)
+         (`norm="renorm"`, dpl.methods.parts.norm_rules)
     DOT: w_i proportional to 1 / m[argmax p_i], with mean 1 over the batch; then m <- 0.95 m + 0.05 mean_i p_i
     L    = mean over the selected of w_i l_i
 
@@ -29,10 +29,10 @@ from torch import Tensor
 from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.parts.norm_rules import BatchRenormalisation
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.network.norm import BatchRenormalisation
 from dpl.objectives import entropy, entropy_margin, masked_mean
 
 __all__ = ["DELTA", "DELTASettings"]

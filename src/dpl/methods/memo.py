@@ -25,11 +25,11 @@ from torch import Tensor
 from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.parts.norm_rules import BlendedStatistics, RecordedStatistics, blend
 from dpl.methods.parts.source_weights import SourceWeights
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.network.norm import BlendedStatistics, RecordedStatistics, blend
 from dpl.network.norm_control import BatchRule, Forward, NormControl, channel_statistics
 from dpl.views import memo_view
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from dpl.core.errors import SnapshotError
 from dpl.core.state import part_of, undo_changes
 from dpl.methods.base import Method
+from dpl.methods.parts.norm_rules import BatchStatistics, BlendedStatistics, RunningStatistics
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network
-from dpl.network.norm import BatchStatistics, BlendedStatistics, RunningStatistics
 
 __all__ = ["ModelState", "State", "stays_on_host"]
 

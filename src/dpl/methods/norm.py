@@ -18,10 +18,10 @@ from torch import Tensor
 
 from dpl.core.settings import setting
 from dpl.methods.base import Method
+from dpl.methods.parts.norm_rules import RunningStatistics, TrackRunning
 from dpl.methods.registry import register
 from dpl.methods.settings import Settings
 from dpl.network import Network
-from dpl.network.norm import RunningStatistics, TrackRunning
 
 __all__ = ["Norm", "NormSettings"]
 

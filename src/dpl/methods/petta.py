@@ -30,12 +30,12 @@ from dpl.core.settings import setting
 from dpl.memory import update_class_memory
 from dpl.memory.bank import occupied_by_age
 from dpl.methods.base import Objective, Source
+from dpl.methods.parts.norm_rules import RunningStatistics
 from dpl.methods.parts.source_data import predicted_class_statistics
 from dpl.methods.parts.teacher import Teacher
 from dpl.methods.registry import register
 from dpl.methods.rotta import RoTTA, RoTTASettings, robust_pass
 from dpl.network import Network
-from dpl.network.norm import RunningStatistics
 from dpl.objectives.consistency import soft_cross_entropy, symmetric_cross_entropy
 
 __all__ = ["PeTTA", "PeTTASettings"]

@@ -26,12 +26,12 @@ from torch import Tensor
 from dpl.core.errors import SettingError
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective, Source
+from dpl.methods.parts.norm_rules import RunningStatistics
 from dpl.methods.parts.source_data import first_batches
 from dpl.methods.parts.top_layers import TOP_LAYERS
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.network.norm import RunningStatistics
 from dpl.objectives import entropy, entropy_margin, masked_mean
 
 __all__ = ["POEM", "POEMSettings", "interpolate"]

@@ -26,10 +26,10 @@ from dpl.core.settings import setting
 from dpl.memory.bank import BankPolicy, BankRecord, empty_record, insert_timely, occupied_by_age
 from dpl.methods.base import Objective
 from dpl.methods.parts.banked import MemoryBankMethod, MemoryBankSettings
+from dpl.methods.parts.norm_rules import BlendedStatistics
 from dpl.methods.parts.teacher import AnsweredByTeacher, Teacher
 from dpl.methods.registry import register
 from dpl.network import Network, Pass
-from dpl.network.norm import BlendedStatistics
 from dpl.objectives import entropy_of_probabilities
 from dpl.objectives.consistency import soft_cross_entropy
 from dpl.views import cotta_view

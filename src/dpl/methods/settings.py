@@ -5,7 +5,7 @@ from typing import Literal
 
 from dpl.core.optimizer import OptimizerFactory
 from dpl.core.settings import Checked, setting
-from dpl.network.norm import parse_norm
+from dpl.methods.parts.norm_rules import parse_norm
 
 __all__ = ["GradientSettings", "Settings"]
 

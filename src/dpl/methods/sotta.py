@@ -23,10 +23,10 @@ from dpl.core.numerics import at_least_float32
 from dpl.core.settings import setting
 from dpl.methods.base import Objective
 from dpl.methods.parts.banked import MemoryBankSettings, ReservoirMethod
+from dpl.methods.parts.norm_rules import TrackRunning
 from dpl.methods.parts.sharpness import sharpness_aware
 from dpl.methods.parts.top_layers import TOP_LAYERS
 from dpl.methods.registry import register
-from dpl.network.norm import TrackRunning
 from dpl.objectives import entropy_of_probabilities
 
 __all__ = ["SoTTA", "SoTTASettings"]

@@ -32,12 +32,12 @@ from dpl.core.errors import SettingError
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective, Source
 from dpl.methods.parts.nearest_prototypes import NearestPrototypes
+from dpl.methods.parts.norm_rules import RunningStatistics
 from dpl.methods.parts.shift_penalty import ShiftPenalty
 from dpl.methods.parts.source_data import on_network
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network
-from dpl.network.norm import RunningStatistics
 from dpl.objectives import entropy, marginal_entropy
 from dpl.views import adacontrast_strong_view
 

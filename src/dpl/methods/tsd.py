@@ -31,11 +31,11 @@ from torch import Tensor
 from dpl.core.numerics import at_least_float32, full_precision
 from dpl.core.settings import setting
 from dpl.methods.base import GradientMethod, Objective
+from dpl.methods.parts.norm_rules import BatchStatistics, TrackRunning
 from dpl.methods.parts.supports import SupportSet, SupportSettings
 from dpl.methods.registry import register
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network, Pass
-from dpl.network.norm import BatchStatistics, TrackRunning
 from dpl.network.norm_control import Rule
 
 __all__ = ["TSD", "TSDSettings", "self_distillation"]

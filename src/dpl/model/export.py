@@ -23,7 +23,7 @@ from dpl.core.errors import InputError, ModelError, SettingError
 from dpl.core.extras import optional
 from dpl.core.files import write_file
 from dpl.methods.base import Method
-from dpl.network.norm import AutoBlend, batch_share, blend
+from dpl.methods.parts.norm_rules import AutoBlend, batch_share, blend
 from dpl.network.norm_control import RECENT, uninstall
 from dpl.network.split import logits_of, private_copy
 

@@ -4,6 +4,5 @@
 """
 
 from dpl.network.network import Network, Pass
-from dpl.network.norm import StreamRule
 
-__all__ = ["Network", "Pass", "StreamRule"]
+__all__ = ["Network", "Pass"]

@@ -13,9 +13,9 @@ from dpl.backbones.normalise import PRESETS, Normalized
 from dpl.core.errors import ModelError
 from dpl.methods.base import Method
 from dpl.methods.dpl import PrototypeMethod
+from dpl.methods.parts.norm_rules import batch_share, parse_norm
 from dpl.methods.settings import Settings
 from dpl.network.layout import SMALL_SIDE, rule_for
-from dpl.network.norm import batch_share, parse_norm
 from dpl.network.split import (
     NORMS,
     SCOPES,

@@ -30,7 +30,7 @@ from torch.func import functional_call
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.network.norm import ENOUGH, FULL_BATCH, STREAM, UNKNOWN, AutoBlend, MeasuredShift
+from dpl.methods.parts.norm_rules import ENOUGH, FULL_BATCH, STREAM, UNKNOWN, AutoBlend, MeasuredShift
 from dpl.network.split import logits_of
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from torch import Tensor
 from dpl.core.errors import ModelError
 from dpl.core.random import Random
 from dpl.core.state import Stateful
+from dpl.methods.parts.norm_rules import RecordedStatistics
 from dpl.network import Network, Pass
-from dpl.network.norm import RecordedStatistics
 from dpl.network.style_layer import at_layer, find_style_layer, prefix_tokens
 from dpl.objectives import confident_labels, restyle, style_statistics
 
