@@ -1,15 +1,13 @@
 """`dpl demo`: run adaptation offline on digits, in a minute or two."""
 
 import argparse
-from itertools import count
+import itertools
 from math import ceil
 from pathlib import Path
 
-from torch import nn
-
 from dpl.cli.console import print_json, print_table, progress
-from dpl.cli.models import check_counts
-from dpl.demo.digits import load_source_network, source_accuracy, train_source_network
+from dpl.cli.models import count
+from dpl.demo.digits import load_source_network
 from dpl.demo.show import BATCH_SIZE, METHODS, run_demo, write_picture
 from dpl.runs.online import OnlineResult
 
@@ -22,19 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("--out", type=Path, default=Path("dpl-demo.png"), help="picture to write (default: %(default)s)")
-    add("--seeds", type=int, default=3, help="random orders of the stream (default: %(default)s)")
-    add("--train", type=int, metavar="SEED", help="train the source network again from this seed")
+    add("--seeds", type=count, default=3, help="random orders of the stream (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the demo and print its table."""
-    check_counts(args, "seeds")
-    network, accuracy = _network(args)
+    network, accuracy = load_source_network()
     if not args.json:
         print(f"Source: a small residual network, {accuracy:.1f} % on MNIST digits it has not seen.")
         print(f"Target: {TARGET_IMAGES:,} UCI digits, unlabelled, in {args.seeds} random orders of batches of 32.\n")
     steps = len(METHODS) * args.seeds * ceil(TARGET_IMAGES / BATCH_SIZE)
-    batches = count(1)
+    batches = itertools.count(1)
     with progress("adapting", steps, quiet=args.json) as advance:
 
         def on_batch(method: str, result: OnlineResult) -> None:
@@ -54,11 +50,3 @@ def run(args: argparse.Namespace) -> None:
     ]  # fmt: skip
     print_table(["method", "accuracy %", "range", "vs source", "last 400 images %", "ms/image"], table)
     print(f"\nOnline accuracy: each batch is predicted before the model adapts to it. Picture: {picture}")
-
-
-def _network(args: argparse.Namespace) -> tuple[nn.Module, float]:
-    if args.train is None:
-        return load_source_network()
-    with progress("training the source network", 8, quiet=args.json) as advance:
-        network = train_source_network(args.train, 8, lambda epoch, loss: advance(epoch + 1, f"loss {loss:.3f}"))
-    return network, source_accuracy(network)

@@ -51,11 +51,8 @@ def run_demo(network: nn.Module, seeds: int, on_batch: Callable[[str, OnlineResu
         for seed in range(seeds):
             model.reset()
             order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-            results.append(
-                evaluate(
-                    model, ((images[b], labels[b]) for b in torch.split(order, BATCH_SIZE)), partial(on_batch, method)
-                )
-            )
+            stream = ((images[batch], labels[batch]) for batch in torch.split(order, BATCH_SIZE))
+            results.append(evaluate(model, stream, partial(on_batch, method)))
         accuracies = [result.accuracy for result in results]
         last = float(np.mean([result.tail(400) for result in results]))
         milliseconds = 1000 * sum(result.seconds for result in results) / (seeds * len(labels))
