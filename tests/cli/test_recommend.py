@@ -35,7 +35,7 @@ def test_it_prints_a_choice_and_its_reasons(folder: Path, labelled: Path, capsys
     told = json.loads(capsys.readouterr().out)
     assert told["call"].startswith("dpl.adapt(model, ")
     assert told["why"]
-    assert {part["part"] for part in told["parts"]} == {"batch statistics", "learning", "answers of the memory"}
+    assert told["changed"].keys() == {"batch statistics", "learning", "answers of the memory"}
     assert told["estimate"]["verdict"] == "unsure"  # too few images
     assert main([*words, "--calibrate", str(labelled), "--limit", "60"]) == 0
     assert "by hand: dpl.adapt(model, " in capsys.readouterr().out
@@ -43,4 +43,4 @@ def test_it_prints_a_choice_and_its_reasons(folder: Path, labelled: Path, capsys
 
 def test_a_wrong_value_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", "--model", "debug_cnn", "--random-weights", "--images", str(folder), "--limit", "0"]) == 2
-    assert "--limit 0: expected at least 1" in capsys.readouterr().err
+    assert "--limit: 0: expected a whole number of at least 1" in capsys.readouterr().err

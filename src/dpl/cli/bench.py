@@ -14,7 +14,7 @@ from dpl.bench.images import check_data, check_networks
 from dpl.bench.store import StoredRequest, runnable_units, write_request
 from dpl.bench.tables import cell_rows, measured_tables
 from dpl.cli.console import print_json, print_table, warn
-from dpl.cli.models import check_counts, parse_settings
+from dpl.cli.models import count, parse_settings
 from dpl.cli.progress import watched
 from dpl.core.errors import SettingError, did_you_mean
 from dpl.core.extras import choose_device
@@ -38,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", type=Path, metavar="DIR", help="folder of source weights (default: DATA/weights)")
     parser.add_argument("--only", action="append", default=[], metavar="KEY=VALUE,...",
                         help="run only these: method=, target=, seed= or section=; may be repeated")  # fmt: skip
-    parser.add_argument("--limit", type=int, metavar="N", help="use at most N images of each domain")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of each process")
+    parser.add_argument("--limit", type=count, metavar="N", help="use at most N images of each domain")
+    parser.add_argument("--workers", type=count, default=1, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--threads", type=count, metavar="N", help="CPU threads of each process")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images and corruptions made here")
     parser.add_argument("--dry-run", action="store_true", help="check everything, list the runs, run nothing")
     group = parser.add_argument_group("engine", "where the runs take place (docs/scale.md)")
@@ -60,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run what is missing and print the tables."""
-    check_counts(args, "limit", "workers", "threads")
     weights, cache = args.weights or args.data / "weights", args.cache or args.out / "cache"
     context = BenchContext(args.data, weights, args.file.parent, cache=cache, decoded=args.cache)
     grid = read_grid(args.file, context, limit=args.limit)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dpl.cli.console import print_json, print_table
-from dpl.cli.models import add_model_arguments, check_counts, images_of, load_source, parse_settings
+from dpl.cli.models import add_model_arguments, count, images_of, load_source, parse_settings
 from dpl.core.allocator import keep_freed_memory
 from dpl.core.errors import SettingError
 from dpl.core.settings import make_settings
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, required=False)
     parser.add_argument("--images", type=Path, metavar="FOLDER",
                         help=f"look at {_IMAGES} of these images, not at noise")  # fmt: skip
-    parser.add_argument("--batch-size", type=int, default=32, help="images per batch (default: %(default)s)")
+    parser.add_argument("--batch-size", type=count, default=32, help="images per batch (default: %(default)s)")
     parser.add_argument("--paper", metavar="FILE", help="experiment file, or a shipped one such as table1: "
                         "show what can make your figures differ from it")  # fmt: skip
     parser.add_argument("--row", metavar="METHOD", help="row of --paper")
@@ -33,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what was found; return 1 if there is a problem."""
-    check_counts(args, "batch_size", "size")
     if args.images is not None and args.model is None:
         raise SettingError("--images: the images are checked with a model; give --model too")
     if (args.paper is None) != (args.row is None):
@@ -55,12 +54,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _checks(args: argparse.Namespace) -> list[Check]:
     """Examine the model with some images of the folder, or with noise in [0, 1]."""
-    network, transform, side = load_source(args)
+    source = load_source(args)
     kind = get_method(args.method)
     settings = make_settings(kind.settings_class, repr(args.method), parse_settings(args.set))
-    noise = torch.rand(_IMAGES, 3, side, side, generator=torch.Generator().manual_seed(0))
-    images = noise if args.images is None else images_of(args.images, transform, _IMAGES)
-    return examine(network, images.to(next(network.parameters()).device), kind, settings, args.batch_size)
+    noise = torch.rand(_IMAGES, 3, source.size, source.size, generator=torch.Generator().manual_seed(0))
+    images = noise if args.images is None else images_of(args.images, source.transform, _IMAGES)
+    device = next(source.network.parameters()).device
+    return examine(source.network, images.to(device), kind, settings, args.batch_size)
 
 
 def _print(environment: dict[str, Any], checks: list[Check], causes: dict[str, str]) -> None:

@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Load the snapshot, export it, and say how well it agrees."""
-    network, transform, _ = load_source(args)
-    model = dpl.load(args.snapshot, network)
-    images = None if args.images is None else images_of(args.images, transform, _COMPARED).to(model.device)
+    source = load_source(args)
+    model = dpl.load(args.snapshot, source.network)
+    images = None if args.images is None else images_of(args.images, source.transform, _COMPARED).to(model.device)
     found = model.export(args.out, args.format, images=images)
     if args.json:
         print_json({**vars(found), "path": str(found.path)})

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -24,12 +24,29 @@ from dpl.model.adaptive import DEFAULT_METHOD
 from dpl.network.split import find_classifier
 
 __all__ = [
-    "SOURCE_IMAGES", "adaptation", "add_adaptation_arguments", "add_model_arguments", "check_counts", "images_of",
-    "labelled_images", "load_source", "parse_settings", "spread", "training_record",
+    "SOURCE_IMAGES", "SourceModel", "adaptation", "add_adaptation_arguments", "add_model_arguments", "count",
+    "images_of", "labelled_images", "load_source", "parse_settings", "spread",
 ]  # fmt: skip
 
 _NO_SETTINGS = {"model", "method", "guard", "source", "calibrate", "layout", "on_step"}  # but arguments of `dpl.adapt`
 SOURCE_IMAGES = 5000  # of --source are read, at most: they are kept in memory
+
+
+class SourceModel(NamedTuple):
+    """The network of the options, on its device, and what is known of it."""
+
+    network: nn.Module
+    name: str
+    transform: Evaluation  # of an image to its input
+    size: int  # side of its input in pixels
+    classes: tuple[str, ...]  # empty where they are not known
+
+
+def count(text: str) -> int:
+    """Read an option that must be a whole number of at least 1."""
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least 1")
+    return int(text)
 
 
 def add_model_arguments(
@@ -49,7 +66,7 @@ def add_model_arguments(
     if adapting:
         add("--method", default=DEFAULT_METHOD, help="see dpl list (default: %(default)s)")
         add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
-    add("--size", type=int, help="image size in pixels (default: the network's)")
+    add("--size", type=count, help="image size in pixels (default: the network's)")
     add("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
 
 
@@ -82,21 +99,48 @@ def adaptation(
     return {"method": args.method, "guard": guard, **labelled, **settings}
 
 
-def training_record(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what is known of the model: its network and image size, if `dpl train` made it, and its classes."""
-    path = Path(args.model)
-    named = {} if args.classes is None else {"classes": _class_names(args.classes)}
-    if is_pretrained_folder(folder := args.network or args.model):
-        return pretrained_record(Path(folder)) | named
-    beside = (path if path.is_dir() else path.parent) / "train.json"
-    if not path.exists() or not beside.is_file():
-        return named
+def load_source(args: argparse.Namespace) -> SourceModel:
+    """Return the network of the options and what is known of it."""
+    for module in args.imports:
+        import_object(module)
+    name, weights, record = _place(args)
+    classes = record.get("classes") if args.classes is None else _class_names(args.classes)
+    outputs = len(classes) if classes else _head_size(name, weights) if weights is not None else None
+    network = create(name, num_classes=outputs, weights=weights, pretrained=args.pretrained)
+    if weights is None and not (is_pretrained_folder(name) or args.pretrained or args.random_weights):
+        raise SettingError(
+            f"--model {name} names a network without trained weights: give --weights FILE or --pretrained "
+            "(or --random-weights, to try things out)"
+        )
+    size = args.size or record.get("size") or _input_size(name, network)
+    whole = "size" in record or size <= 64  # of small images, and as in training
+    transform = to_square(size) if whole else resize_crop(round(size / 0.875), size)
+    return SourceModel(network.to(choose_device(args.device)), name, transform, size, tuple(classes or ()))
+
+
+def _place(args: argparse.Namespace) -> tuple[str, Path | None, dict[str, Any]]:
+    """Return the network's name, its weight file, and the size and classes that are recorded beside it."""
+    path, name, weights = Path(args.model), args.network or args.model, args.weights
+    record: dict[str, Any] = {}
+    if path.exists() and not is_pretrained_folder(path):
+        weights = path / "best.safetensors" if path.is_dir() else path
+        record = _training_record(weights.with_name("train.json"))
+        name = args.network or record.get("network")
+        if name is None:
+            raise SettingError(f"--model {path} contains weights only; name the architecture with --network NAME")
+    return name, weights, pretrained_record(Path(name)) if is_pretrained_folder(name) else record
+
+
+def _training_record(path: Path) -> dict[str, Any]:
+    """Return what `dpl train` noted of its network, if it made it."""
+    if not path.is_file():
+        return {}
     try:
-        record = json.loads(beside.read_text())
+        record = json.loads(path.read_text())
         settings = record["settings"]
-        return {"network": settings["network"], "size": settings["size"], "classes": record["data"]["classes"]} | named
+        return {"network": settings["network"], "size": settings["size"], "classes": record["data"]["classes"]}
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{beside}: not a training record ({error})") from error
+        raise DataError(f"{path}: not a training record ({error})") from error
 
 
 def _class_names(path: Path) -> list[str]:
@@ -108,36 +152,6 @@ def _class_names(path: Path) -> list[str]:
     if not names or len(set(names)) != len(names):
         raise DataError(f"--classes {path}: expected one distinct class name per line; found {len(names)} lines")
     return names
-
-
-def load_source(args: argparse.Namespace) -> tuple[nn.Module, Evaluation, int]:
-    """Return the network of the options, the transform of an image to its input, and the side of that in pixels."""
-    record = training_record(args)
-    network, own_size = _source_network(args, record)
-    size = args.size or record.get("size") or own_size
-    whole = "size" in record or size <= 64  # of small images, and as in training
-    return network, to_square(size) if whole else resize_crop(round(size / 0.875), size), size
-
-
-def _source_network(args: argparse.Namespace, record: dict[str, Any]) -> tuple[nn.Module, int]:
-    """Return the network of the options, on its device, and the side of its images in pixels."""
-    for module in args.imports:
-        import_object(module)
-    path, name, weights = Path(args.model), args.network or args.model, args.weights
-    if path.exists() and not is_pretrained_folder(path):
-        weights = path / "best.safetensors" if path.is_dir() else path
-        name = args.network or record.get("network")
-        if name is None:
-            raise SettingError(f"--model {path} contains weights only; name the architecture with --network NAME")
-    classes = record.get("classes")
-    count = len(classes) if classes else _head_size(name, weights) if weights is not None else None
-    network = create(name, num_classes=count, weights=weights, pretrained=args.pretrained)
-    if weights is None and not (is_pretrained_folder(name) or args.pretrained or args.random_weights):
-        raise SettingError(
-            f"--model {name} names a network without trained weights: give --weights FILE or --pretrained "
-            "(or --random-weights, to try things out)"
-        )
-    return network.to(choose_device(args.device)), _input_size(name, network)
 
 
 def _head_size(name: str, weights: Path) -> int | None:
@@ -170,23 +184,22 @@ def labelled_images(
     names: Collection[str],
     limit: int,
     option: str = "--calibrate",
-    batch_size: int = 32,
-    workers: int = 2,
+    **reading: int,
 ) -> list[tuple[Tensor, Tensor]]:
     """Return at most `limit` labelled images, spread over the classes, in batches; `names` are those classes."""
     images = open_folder(folder, [*names] or None)
     if not (images.labels >= 0).any():
         raise DataError(f"{option} {folder}: expected one sub-folder for each class, found images without labels")
-    return _some_of(images, transform, limit, f"{option} {folder}", batch_size, workers)
+    return _some_of(images, transform, limit, f"{option} {folder}", **reading)
 
 
-def spread(count: int, limit: int) -> range:
-    """Return the places of at most `limit` of `count` images, spread over all."""
-    return range(0, count, -(-count // limit) or 1)
+def spread(total: int, limit: int) -> range:
+    """Return the places of at most `limit` of `total` images, spread over all."""
+    return range(0, total, -(-total // limit) or 1)
 
 
 def _some_of(
-    images: ImageSet, transform: Evaluation, limit: int, what: str, batch_size: int = 32, workers: int = 0
+    images: ImageSet, transform: Evaluation, limit: int, what: str, batch_size: int = 32, workers: int = 2
 ) -> list[tuple[Tensor, Tensor]]:
     some = spread(len(images), limit)
     read = batches(images, list(some), transform, batch_size, workers=workers)
@@ -194,13 +207,6 @@ def _some_of(
     if not readable:
         raise DataError(f"{what}: no readable image among {len(some)}")
     return readable
-
-
-def check_counts(args: argparse.Namespace, *names: str) -> None:
-    """Refuse options below 1; those that were not given are skipped."""
-    for name in names:
-        if (value := getattr(args, name)) is not None and value < 1:
-            raise SettingError(f"--{name.replace('_', '-')} {value}: expected at least 1")
 
 
 def parse_settings(

@@ -1,16 +1,13 @@
-"""What `dpl bench` shows while it runs: a bar with the latest result on a terminal, a line now and then elsewhere."""
+"""What `dpl bench` and `dpl reproduce` show while they run: how many units are done, and the latest result."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dpl.bench import Cell, Store, UnitProgress
 from dpl.bench.engine import OnProgress
-from dpl.cli.console import can_draw, progress, warn
+from dpl.cli.console import progress
 
 __all__ = ["watched"]
-
-_LINES = 20  # at most about so many are printed where there is no terminal
 
 
 @contextmanager
@@ -21,20 +18,15 @@ def watched(title: str, cells: Sequence[Cell], store: Store, quiet: bool) -> Ite
         for unit in cell.units():
             labels.setdefault(unit.key, {})[cell.label] = None
     missing = {unit.key for cell in cells for unit in cell.units() if not store.done(unit)}
-    bar, total, printed = can_draw(sys.stderr), len(missing), {0}
-    with progress(title, total, quiet or not bar) as advance:
+    total = len(missing)
+    with progress(title, total, quiet) as advance:
 
         def on_progress(seen: UnitProgress) -> None:
             if seen.ended and seen.error is None:
                 missing.discard(seen.unit.key)
-            gone = total - len(missing)
             speed = f"{1000 * seen.seconds / max(seen.images, 1):.1f} ms/image"
             outcome = seen.error or f"{seen.accuracy:.1f} %, {speed}"
-            text = f"{', '.join(labels[seen.unit.key])} on {seen.unit.stream_title}: {outcome}"
-            advance(gone, text)
-            part = _LINES * gone // max(total, 1)
-            if seen.ended and not (quiet or bar) and (seen.error or total <= _LINES or part not in printed):
-                printed.add(part)
-                warn(f"{gone}/{total} {text}")
+            methods = ", ".join(labels[seen.unit.key])
+            advance(total - len(missing), f"{methods} on {seen.unit.stream_title}: {outcome}")
 
         yield on_progress

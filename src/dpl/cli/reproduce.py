@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dpl.cli.console import print_json, print_table, warn
-from dpl.cli.models import check_counts
+from dpl.cli.models import count
 from dpl.cli.progress import watched
 from dpl.core.errors import SettingError
 from dpl.core.extras import optional
@@ -30,16 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", type=Path, metavar="DIR", help="folder of source weights (default: DATA/weights)")
     parser.add_argument("--store", type=Path, metavar="DIR", help="folder of results; runs resume there (OUT/runs)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="another experiment file than the table's own")
-    parser.add_argument("--limit", type=int, metavar="N", help="use at most N images of each domain")
-    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds (default: the experiment file's)")
+    parser.add_argument("--limit", type=count, metavar="N", help="use at most N images of each domain")
+    parser.add_argument("--seeds", type=count, metavar="N", help="number of seeds (default: the experiment file's)")
     parser.add_argument("--quick", action="store_true", help="one seed, a few batches of each stream, no search")
     parser.add_argument("--no-run", action="store_true", help="run nothing: show what the store has")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    parser.add_argument("--threads", type=count, metavar="N", help="CPU threads")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run what is missing, write the files and print the table; return 1 where a run failed."""
-    check_counts(args, "limit", "seeds", "threads")
     if args.data is None and not args.no_run:
         raise SettingError("--data DIR: missing; leave it out with --no-run only")
     if args.threads:
