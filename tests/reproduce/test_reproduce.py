@@ -96,7 +96,7 @@ def test_nothing_of_this_machine_is_written(table1, place):
     for path in table1.glob("table1.*"):
         assert str(place) not in path.read_text()
     assert (
-        "dpl reproduce table1 --data DATA --weights WEIGHTS --config CONFIG/tiny.yaml --out OUT"
+        "dpl reproduce table1 --data DATA --weights WEIGHTS --out OUT --config CONFIG/tiny.yaml"
         in (table1 / "table1.md").read_text()
     )
 

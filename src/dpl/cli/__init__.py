@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ def _run(words: list[str], chosen: str | None) -> int:
     parser = _Parser(prog=f"dpl {chosen}", description=f"{purpose[0].upper()}{purpose[1:]}.")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     command.add_arguments(parser)
-    args = parser.parse_args(words[1:])
+    args = parser.parse_args(words[1:], argparse.Namespace(typed=shlex.join(["dpl", *words])))
     keep_freed_memory()
     return int(command.run(args) or 0)
 

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,21 +55,12 @@ def run(args: argparse.Namespace) -> int:
         run=not args.no_run,
         watch=partial(watched, quiet=args.json),
         say=warn,
-        command=_command(args),
+        command=args.typed,
         **{name: getattr(args, name) for name in ("out", "config", "limit", "seeds", "quick")},
     )
     result = make(request)
     _print(result, args)
     return 1 if result.failed else 0
-
-
-def _command(args: argparse.Namespace) -> str:
-    """Return the command as it would be typed, all that changes figures included."""
-    words = ["dpl", "reproduce", args.what]
-    for name in ("data", "weights", "store", "config", "limit", "seeds", "out"):
-        value = getattr(args, name)
-        words += [] if value is None else [f"--{name}", str(value)]
-    return shlex.join([*words, *(f"--{name.replace('_', '-')}" for name in ("quick", "no_run") if getattr(args, name))])
 
 
 def _print(result: "Result", args: argparse.Namespace) -> None:

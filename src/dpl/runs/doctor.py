@@ -1,6 +1,5 @@
 """Checks of a model, its images and its method before adaptation. The caller's network is not changed."""
 
-import contextlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,9 @@ from dpl.core.errors import ModelError
 from dpl.methods.base import Method
 from dpl.methods.dpl import PrototypeMethod
 from dpl.methods.settings import Settings
-from dpl.network.layout import SMALL_SIDE, rule_for
+from dpl.network.layout import SMALL_SIDE
 from dpl.network.norm import batch_share, parse_norm
-from dpl.network.scope import NORMS, SCOPES, select_parameters
+from dpl.network.scope import NORMS
 from dpl.network.split import find_classifier, logits_of, private_copy, watch_classifier
 from dpl.runs.costs import environment
 
@@ -62,18 +61,18 @@ def examine(
     except (RuntimeError, ValueError, AssertionError) as error:  # raised by the user's network
         advice = "The network refused the images: check --size, the channels and the weights."
         checks = [Check("forward pass", str(error).partition("\n")[0], advice)]
-    checks += [_norm_layers(network, kind.info.needs_norm), _statistics(network), _scopes(network, settings)]
-    return [*checks, _batch_size(kind, settings, batch_size), Check("layout", rule_for(network, images))]
+    norms = [layer for layer in network.modules() if isinstance(layer, NORMS)]
+    checks += [_norm_layers(norms, kind.info.needs_norm), _statistics(norms)]
+    return [*checks, _batch_size(kind, settings, batch_size)]
 
 
 def _one_pass(network: nn.Module, images: Tensor) -> list[Check]:
     """Check the logits, and whether what reaches the first convolution or linear layer is normalised once."""
     seen: list[Tensor] = []
-    with torch.no_grad(), contextlib.ExitStack() as hooks:
-        for layer in network.modules():
-            if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
-                note = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-                hooks.enter_context(note)
+    for layer in network.modules():  # of our copy, which keeps the hooks
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
+            layer.register_forward_pre_hook(lambda _, inputs: None if seen else seen.append(inputs[0].detach()))
+    with torch.no_grad():
         logits = logits_of(network(images))
     bad = int((~logits.isfinite()).any(dim=1).sum())
     advice = "Look for NaN in weights and statistics, and for a type too small for the values." if bad else ""
@@ -105,8 +104,7 @@ def _classifier(network: nn.Module, images: Tensor, needed: bool) -> Check:
     return Check("classifier", f"{name}: {layer.in_features} features, {layer.out_features} classes")
 
 
-def _norm_layers(network: nn.Module, needed: bool) -> Check:
-    layers = [layer for layer in network.modules() if isinstance(layer, NORMS)]
+def _norm_layers(layers: list[nn.Module], needed: bool) -> Check:
     kinds = Counter(type(layer).__name__ for layer in layers)
     found = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
     lacking = needed and not any(isinstance(layer, _BatchNorm) for layer in layers)
@@ -114,8 +112,8 @@ def _norm_layers(network: nn.Module, needed: bool) -> Check:
     return Check("norm layers", found, problem, "" if layers else "Do not use scope='affine': nothing would train.")
 
 
-def _statistics(network: nn.Module) -> Check:
-    layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
+def _statistics(norms: list[nn.Module]) -> Check:
+    layers = [layer for layer in norms if isinstance(layer, _BatchNorm)]
     kept = [(x.running_mean, x.running_var) for x in layers if x.running_mean is not None and x.running_var is not None]
     broken = sum(not ((mean + var).isfinite().all() and (var > 0).all()) for mean, var in kept)
     unused = sum(not mean.any() and bool((var == 1).all()) for mean, var in kept)
@@ -123,18 +121,6 @@ def _statistics(network: nn.Module) -> Check:
     problem = "Load the source weights again: the file may be damaged." if broken else ""
     warning = "Load trained weights with their buffers, or use norm='batch'." if unused else ""
     return Check("BatchNorm statistics", found, problem, warning)
-
-
-def _scopes(network: nn.Module, settings: Settings) -> Check:
-    counts = dict.fromkeys(SCOPES, 0)
-    for scope in SCOPES:
-        with contextlib.suppress(ModelError):  # nothing trains in this scope
-            classifier = find_classifier(network) if scope in ("classifier", "features") else None
-            chosen = select_parameters(network, scope, classifier, getattr(settings, "train_from", None))
-            counts[scope] = sum(parameter.numel() for parameter in chosen.values())
-    own = getattr(settings, "scope", "all")
-    problem = "" if counts[own] else f"scope={own!r} trains nothing here: choose another scope."
-    return Check("parameters that train", ", ".join(f"{scope} {n:,}" for scope, n in counts.items()), problem)
 
 
 def _batch_size(kind: type[Method[Any]], settings: Settings, batch_size: int) -> Check:
