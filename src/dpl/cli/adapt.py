@@ -49,8 +49,7 @@ def run(args: argparse.Namespace) -> None:
     """Predict the folder and print what came out."""
     with out_of_memory_says(lambda: _NO_ROOM):
         network, folder_run = prepare(args)
-        reading = {"batch_size": args.batch_size, "workers": args.workers}
-        model = dpl.adapt(network, **adaptation(args, folder_run.transform, folder_run.names, **reading))
+        model = dpl.adapt(network, **adaptation(args, folder_run.transform, folder_run.names, args.batch_size))
     with progress(args.method, len(folder_run.images), quiet=args.json) as advance:
 
         def on_batch(result: FolderResult) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dpl.cli.console import print_json, print_table
-from dpl.cli.models import add_model_arguments, count, images_of, load_source, parse_settings
+from dpl.cli.models import add_model_arguments, count, load_source, parse_settings, read_images
 from dpl.core.allocator import keep_freed_memory
 from dpl.core.errors import SettingError
 from dpl.core.settings import make_settings
@@ -57,8 +57,10 @@ def _checks(args: argparse.Namespace) -> list[Check]:
     source = load_source(args)
     kind = get_method(args.method)
     settings = make_settings(kind.settings_class, repr(args.method), parse_settings(args.set))
-    noise = torch.rand(_IMAGES, 3, source.size, source.size, generator=torch.Generator().manual_seed(0))
-    images = noise if args.images is None else images_of(args.images, source.transform, _IMAGES)
+    images = torch.rand(_IMAGES, 3, source.size, source.size, generator=torch.Generator().manual_seed(0))
+    if args.images is not None:
+        read = read_images("--images", args.images, source.transform, _IMAGES)
+        images = torch.cat([batch for batch, _ in read])
     device = next(source.network.parameters()).device
     return examine(source.network, images.to(device), kind, settings, args.batch_size)
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import yaml
 from torch import Tensor, nn
 
@@ -16,7 +15,7 @@ from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
 from dpl.backbones.weights import read_checkpoint
 from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import choose_device, import_object
-from dpl.data import ImageSet, batches, open_folder, resize_crop
+from dpl.data import batches, open_folder, resize_crop
 from dpl.data import square as to_square
 from dpl.data.transforms import Evaluation
 from dpl.methods import get_method
@@ -25,7 +24,7 @@ from dpl.network.split import find_classifier
 
 __all__ = [
     "SOURCE_IMAGES", "SourceModel", "adaptation", "add_adaptation_arguments", "add_model_arguments", "count",
-    "images_of", "labelled_images", "load_source", "parse_settings", "spread",
+    "load_source", "parse_settings", "read_images", "spread",
 ]  # fmt: skip
 
 _NO_SETTINGS = {"model", "method", "guard", "source", "calibrate", "layout", "on_step"}  # but arguments of `dpl.adapt`
@@ -83,15 +82,15 @@ def add_adaptation_arguments(parser: argparse.ArgumentParser | argparse._Argumen
 
 
 def adaptation(
-    args: argparse.Namespace, transform: Evaluation, names: Collection[str], **reading: int
+    args: argparse.Namespace, transform: Evaluation, names: Collection[str], batch_size: int = 32
 ) -> dict[str, Any]:
-    """Return the arguments of `dpl.adapt` beside the network; `reading` has those of `labelled_images`."""
+    """Return the arguments of `dpl.adapt` beside the network; labelled images are in batches of that size."""
     if args.source is None and get_method(args.method).info.source != "never":
         raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
     labelled: dict[str, Any] = {"source": None, "calibrate": None}
     for option, limit in (("source", SOURCE_IMAGES), ("calibrate", 1000)):
         if (folder := getattr(args, option)) is not None:
-            labelled[option] = labelled_images(folder, transform, names, limit, f"--{option}", **reading)
+            labelled[option] = read_images(f"--{option}", folder, transform, limit, names, batch_size)
     guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
     settings = parse_settings(args.set)
     if taken := sorted(settings.keys() & _NO_SETTINGS):
@@ -172,41 +171,32 @@ def _input_size(name: str, network: nn.Module) -> int:
     return 224
 
 
-def images_of(folder: Path, transform: Evaluation, limit: int) -> Tensor:
-    """Return at most `limit` images of `--images`, spread over the folder."""
-    read = _some_of(open_folder(folder), transform, limit, f"--images {folder}")
-    return torch.cat([images for images, _ in read])
-
-
-def labelled_images(
+def read_images(
+    option: str,
     folder: Path,
     transform: Evaluation,
-    names: Collection[str],
     limit: int,
-    option: str = "--calibrate",
-    **reading: int,
+    names: Collection[str] | None = None,
+    batch_size: int = 32,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return at most `limit` labelled images, spread over the classes, in batches; `names` are those classes."""
-    images = open_folder(folder, [*names] or None)
-    if not (images.labels >= 0).any():
+    """Return at most `limit` images of an option's folder, spread over it, in batches with their labels.
+
+    With `names`, the classes of the network if they are known, the images must be labelled.
+    """
+    images = open_folder(folder, [*names] if names else None)
+    if names is not None and not (images.labels >= 0).any():
         raise DataError(f"{option} {folder}: expected one sub-folder for each class, found images without labels")
-    return _some_of(images, transform, limit, f"{option} {folder}", **reading)
+    some = spread(len(images), limit)
+    read = batches(images, list(some), transform, batch_size, workers=2)
+    readable = [(batch.images, batch.labels) for batch in read if len(batch)]
+    if not readable:
+        raise DataError(f"{option} {folder}: no readable image among {len(some)}")
+    return readable
 
 
 def spread(total: int, limit: int) -> range:
     """Return the places of at most `limit` of `total` images, spread over all."""
     return range(0, total, -(-total // limit) or 1)
-
-
-def _some_of(
-    images: ImageSet, transform: Evaluation, limit: int, what: str, batch_size: int = 32, workers: int = 2
-) -> list[tuple[Tensor, Tensor]]:
-    some = spread(len(images), limit)
-    read = batches(images, list(some), transform, batch_size, workers=workers)
-    readable = [(batch.images, batch.labels) for batch in read if len(batch)]
-    if not readable:
-        raise DataError(f"{what}: no readable image among {len(some)}")
-    return readable
 
 
 def parse_settings(

@@ -11,7 +11,7 @@ from torch import Tensor
 import dpl
 from dpl.cli.adapt import add_order_arguments, prepare
 from dpl.cli.console import print_json, progress
-from dpl.cli.models import add_model_arguments, count, labelled_images
+from dpl.cli.models import add_model_arguments, count, read_images
 from dpl.core.errors import DataError
 from dpl.estimate import WORSE, Estimate
 from dpl.model.adaptive import DEFAULT_METHOD
@@ -41,8 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the default method with and without its parts, and print what they change."""
     network, folder = prepare(args)
-    reading = {"limit": args.limit, "batch_size": args.batch_size, "workers": args.workers}
-    calibrate = args.calibrate and labelled_images(args.calibrate, folder.transform, folder.names, **reading)
+    calibrate = None
+    if args.calibrate is not None:
+        calibrate = read_images("--calibrate", args.calibrate, folder.transform, args.limit, folder.names)
     whole = dpl.adapt(network, calibrate=calibrate, estimate=True)
     parts = {part: dpl.adapt(network, **without) for part, without in _PARTS.items()}
     answers = _answers({"source": dpl.adapt(network, "source"), "whole": whole, **parts}, folder, args)
@@ -51,12 +52,8 @@ def run(args: argparse.Namespace) -> None:
         print_json(chosen)
         return
     flags = "".join(f" --set {name}={value}" for name, value in chosen["settings"].items())
-    print(
-        *chosen["why"],
-        f"by hand: {chosen['call']}",
-        f"     or: dpl adapt --method {chosen['method']}{flags} ...",
-        sep="\n",
-    )
+    print(*chosen["why"], f"by hand: {chosen['call']}", sep="\n")
+    print(f"     or: dpl adapt --method {chosen['method']}{flags} ...")
 
 
 def _answers(models: Mapping[str, dpl.AdaptiveModel], folder: FolderRun, args: argparse.Namespace) -> dict[str, Tensor]:

@@ -172,7 +172,7 @@ def _digest(folder: Path) -> str:
     """Identify a folder of images by the names of all and the contents of those that are read, wherever it lies."""
     images = open_folder(folder)
     files = [Path(images.location(index)) for index in range(len(images))]
-    read = {files[index] for index in spread(len(files), SOURCE_IMAGES)}  # those of `labelled_images`
+    read = {files[index] for index in spread(len(files), SOURCE_IMAGES)}  # those of `read_images`
     digest = hashlib.sha256()
     for file in sorted(files):
         try:

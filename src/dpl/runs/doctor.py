@@ -1,6 +1,7 @@
 """Checks of a model, its images and its method before adaptation. The caller's network is not changed."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +105,7 @@ def _classifier(network: nn.Module, images: Tensor, needed: bool) -> Check:
     return Check("classifier", f"{name}: {layer.in_features} features, {layer.out_features} classes")
 
 
-def _norm_layers(layers: list[nn.Module], needed: bool) -> Check:
+def _norm_layers(layers: Sequence[nn.Module], needed: bool) -> Check:
     kinds = Counter(type(layer).__name__ for layer in layers)
     found = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
     lacking = needed and not any(isinstance(layer, _BatchNorm) for layer in layers)
@@ -112,7 +113,7 @@ def _norm_layers(layers: list[nn.Module], needed: bool) -> Check:
     return Check("norm layers", found, problem, "" if layers else "Do not use scope='affine': nothing would train.")
 
 
-def _statistics(norms: list[nn.Module]) -> Check:
+def _statistics(norms: Sequence[nn.Module]) -> Check:
     layers = [layer for layer in norms if isinstance(layer, _BatchNorm)]
     kept = [(x.running_mean, x.running_var) for x in layers if x.running_mean is not None and x.running_var is not None]
     broken = sum(not ((mean + var).isfinite().all() and (var > 0).all()) for mean, var in kept)
