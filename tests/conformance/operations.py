@@ -133,7 +133,7 @@ def _everything_moved(model: AdaptiveModel) -> None:
         raise AssertionError(f"these were left on the CPU: {left[:4]}")
 
 
-class Injected(Exception):  # noqa: N818 - stands for any exception
+class Injected(Exception):
     """The exception that is raised on purpose."""
 
 
