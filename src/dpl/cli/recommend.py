@@ -5,15 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 import dpl
 from dpl.cli.adapt import add_order_arguments, prepare
-from dpl.cli.console import print_json, progress
+from dpl.cli.console import print_json, print_table, progress
 from dpl.cli.models import add_model_arguments, count, read_images
 from dpl.core.errors import DataError
-from dpl.estimate import WORSE, Estimate
+from dpl.estimate import WORSE
 from dpl.model.adaptive import DEFAULT_METHOD
 from dpl.runs.folder import FolderRun
 
@@ -44,47 +41,39 @@ def run(args: argparse.Namespace) -> None:
     calibrate = None
     if args.calibrate is not None:
         calibrate = read_images("--calibrate", args.calibrate, folder.transform, args.limit, folder.names)
-    whole = dpl.adapt(network, calibrate=calibrate, estimate=True)
-    parts = {part: dpl.adapt(network, **without) for part, without in _PARTS.items()}
-    answers = _answers({"source": dpl.adapt(network, "source"), "whole": whole, **parts}, folder, args)
-    chosen = _choice(answers, whole.estimate())
+    whole, source = dpl.adapt(network, calibrate=calibrate, estimate=True), dpl.adapt(network, "source")
+    parts = {f"without {part}": dpl.adapt(network, **settings) for part, settings in _PARTS.items()}
+    images, changed = _changed(whole, {"source model": source, **parts}, folder, args)
+    estimate = whole.estimate()
+    method, settings = "source" if estimate.verdict == WORSE else DEFAULT_METHOD, dict[str, Any]()
+    for part, without in _PARTS.items():
+        if method == DEFAULT_METHOD and changed[f"without {part}"] < _MATTERS:
+            settings |= without
     if args.json:
-        print_json(chosen)
+        found = {"images": images, "estimate": estimate.as_dict(), "changed": changed}
+        print_json({**found, "method": method, "settings": settings})
         return
-    flags = "".join(f" --set {name}={value}" for name, value in chosen["settings"].items())
-    print(*chosen["why"], f"by hand: {chosen['call']}", sep="\n")
-    print(f"     or: dpl adapt --method {chosen['method']}{flags} ...")
+    print(f"{DEFAULT_METHOD} on {images} images: {estimate}")
+    print_table(
+        ["in its place", "predictions that change"], [[name, f"{share:.1%}"] for name, share in changed.items()]
+    )
+    print("dpl adapt --method", method, *(f"--set {name}={value}" for name, value in settings.items()), "...")
 
 
-def _answers(models: Mapping[str, dpl.AdaptiveModel], folder: FolderRun, args: argparse.Namespace) -> dict[str, Tensor]:
-    """Return the classes that each model predicts."""
-    answers: dict[str, list[Tensor]] = {name: [] for name in models}
+def _changed(
+    whole: dpl.AdaptiveModel, others: Mapping[str, dpl.AdaptiveModel], folder: FolderRun, args: argparse.Namespace
+) -> tuple[int, dict[str, float]]:
+    """Return the number of images, and what share of them each of the others predicts differently."""
+    images, changed = 0, dict.fromkeys(others, 0)
     with progress("recommend", min(args.limit, len(folder.images)), quiet=args.json) as advance:
         for batch in folder.batches(stop=args.limit):
-            for name, model in models.items() if len(batch) else ():
-                answers[name].append(model(batch.images.to(model.device)).argmax(dim=1).cpu())
-            advance(sum(map(len, answers["source"])), "")
-    if not answers["source"]:
+            if len(batch):
+                pixels = batch.images.to(whole.device)
+                predicted = whole(pixels).argmax(dim=1)
+                for name, model in others.items():
+                    changed[name] += int((model(pixels).argmax(dim=1) != predicted).sum())
+                images += len(batch)
+                advance(images, "")
+    if not images:
         raise DataError("--images: none of the images could be read")
-    return {name: torch.cat(found) for name, found in answers.items()}
-
-
-def _choice(answers: dict[str, Tensor], estimate: Estimate) -> dict[str, Any]:
-    """Return the default method with the parts that matter, or the source model, and the reasons as sentences."""
-    changed = {part: float((answers[part] != answers["whole"]).float().mean()) for part in _PARTS}
-    agreement = float((answers["whole"] == answers["source"]).float().mean())
-    images, settings = len(answers["source"]), dict[str, Any]()
-    why = [
-        f"estimate of {DEFAULT_METHOD}: {estimate}",
-        f"{DEFAULT_METHOD} agrees with the source model on {agreement:.1%} of {images} images",
-    ]
-    for part, share in changed.items():
-        if share < _MATTERS:
-            settings |= _PARTS[part]
-        why.append(f"{part}: {share:.1%} of the predictions changed by it{'; left out' if share < _MATTERS else ''}")
-    method, settings = ("source", {}) if estimate.verdict == WORSE else (DEFAULT_METHOD, settings)
-    arguments = "".join(f", {name}={value!r}" for name, value in settings.items())
-    return {
-        "images": images, "agreement": agreement, "changed": changed, "estimate": estimate.as_dict(), "method": method,
-        "settings": settings, "why": why, "call": f"dpl.adapt(model, {method!r}{arguments})",
-    }  # fmt: skip
+    return images, {name: count / images for name, count in changed.items()}
