@@ -1,25 +1,24 @@
 """`dpl bench`: run an experiment file, resume it, and print what was measured."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from dpl.bench import BenchContext, Cell, ExperimentGrid, Store, read_grid, run_in_processes
+from dpl.bench import BenchContext, Cell, ExperimentGrid, Store, UnitProgress, read_grid, run_in_processes
 from dpl.bench.cluster import ClusterOptions, run_on_ray, run_on_slurm
-from dpl.bench.engine import GridRun
+from dpl.bench.engine import GridRun, OnProgress
 from dpl.bench.images import check_data, check_networks
 from dpl.bench.store import StoredRequest, runnable_units, write_request
 from dpl.bench.tables import cell_rows, measured_tables
-from dpl.cli.console import print_json, print_table, warn
+from dpl.cli.console import print_json, print_table, progress, warn
 from dpl.cli.models import count, parse_settings
-from dpl.cli.progress import watched
 from dpl.core.errors import SettingError, did_you_mean
 from dpl.core.extras import choose_device
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "run", "watched"]
 
 # Keys of `--only`, with what a cell has of each.
 _ONLY: dict[str, Callable[[Cell], set[str]]] = {
@@ -88,6 +87,28 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(failed))
 
 
+@contextmanager
+def watched(title: str, cells: Sequence[Cell], store: Store, quiet: bool) -> Iterator[OnProgress]:
+    """Yield a function that takes the progress of units and shows it."""
+    labels: dict[str, dict[str, None]] = {}  # of the rows that need a unit, by its key
+    for cell in cells:
+        for unit in cell.units():
+            labels.setdefault(unit.key, {})[cell.label] = None
+    missing = {unit.key for cell in cells for unit in cell.units() if not store.done(unit)}
+    total = len(missing)
+    with progress(title, total, quiet) as advance:
+
+        def on_progress(seen: UnitProgress) -> None:
+            if seen.ended and seen.error is None:
+                missing.discard(seen.unit.key)
+            speed = f"{1000 * seen.seconds / max(seen.images, 1):.1f} ms/image"
+            outcome = seen.error or f"{seen.accuracy:.1f} %, {speed}"
+            methods = ", ".join(labels[seen.unit.key])
+            advance(total - len(missing), f"{methods} on {seen.unit.stream_title}: {outcome}")
+
+        yield on_progress
+
+
 def _chosen_cells(grid: ExperimentGrid, words: list[str]) -> list[Cell]:
     """Return the cells that fit every `--only`; a value that fits none is an error naming the nearest."""
     cells = list(grid.cells)
@@ -124,18 +145,14 @@ def _run_with(args: argparse.Namespace, run: GridRun) -> dict[str, str]:
 
 
 def _print_plan(cells: list[Cell], store: Store, as_json: bool) -> None:
-    rows: list[dict[str, Any]] = [
-        {
-            "section": cell.section,
-            "method": cell.label,
-            "stream": cell.candidates[0].target.stream_title,
-            "candidates": len(cell.candidates),
-            "to_run": len(runnable_units(cell, store)),
-        }
-        for cell in cells
+    headers = ["section", "method", "stream", "candidates", "to_run"]
+    runs = [len(runnable_units(cell, store)) for cell in cells]
+    rows = [
+        [cell.section, cell.label, cell.candidates[0].target.stream_title, len(cell.candidates), to_run]
+        for cell, to_run in zip(cells, runs, strict=True)
     ]
     if as_json:
-        print_json(rows)
+        print_json([dict(zip(headers, row, strict=True)) for row in rows])
         return
-    print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
-    print(f"\n{len(cells)} cells of the tables, {sum(row['to_run'] for row in rows)} runs can start now")
+    print_table(headers, [list(map(str, row)) for row in rows])
+    print(f"\n{len(cells)} cells of the tables, {sum(runs)} runs can start now")

@@ -15,6 +15,7 @@ from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
 from dpl.backbones.weights import read_checkpoint
 from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import choose_device, import_object
+from dpl.core.settings import make_settings
 from dpl.data import batches, open_folder, resize_crop
 from dpl.data import square as to_square
 from dpl.data.transforms import Evaluation
@@ -27,7 +28,6 @@ __all__ = [
     "load_source", "parse_settings", "read_images", "spread",
 ]  # fmt: skip
 
-_NO_SETTINGS = {"model", "method", "guard", "source", "calibrate", "layout", "on_step"}  # but arguments of `dpl.adapt`
 SOURCE_IMAGES = 5000  # of --source are read, at most: they are kept in memory
 
 
@@ -85,7 +85,8 @@ def adaptation(
     args: argparse.Namespace, transform: Evaluation, names: Collection[str], batch_size: int = 32
 ) -> dict[str, Any]:
     """Return the arguments of `dpl.adapt` beside the network; labelled images are in batches of that size."""
-    if args.source is None and get_method(args.method).info.source != "never":
+    kind = get_method(args.method)
+    if args.source is None and kind.info.source != "never":
         raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
     labelled: dict[str, Any] = {"source": None, "calibrate": None}
     for option, limit in (("source", SOURCE_IMAGES), ("calibrate", 1000)):
@@ -93,8 +94,7 @@ def adaptation(
             labelled[option] = read_images(f"--{option}", folder, transform, limit, names, batch_size)
     guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
     settings = parse_settings(args.set)
-    if taken := sorted(settings.keys() & _NO_SETTINGS):
-        raise SettingError(f"--set {taken[0]}=...: this is no setting of a method; --help shows the options")
+    make_settings(kind.settings_class, repr(args.method), settings)  # refuses the other arguments of `dpl.adapt`
     return {"method": args.method, "guard": guard, **labelled, **settings}
 
 

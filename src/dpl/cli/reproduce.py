@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dpl.cli.bench import watched
 from dpl.cli.console import print_json, print_table, warn
 from dpl.cli.models import count
-from dpl.cli.progress import watched
 from dpl.core.errors import SettingError
 from dpl.core.extras import optional
 
