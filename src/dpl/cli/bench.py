@@ -90,10 +90,7 @@ def run(args: argparse.Namespace) -> int:
 @contextmanager
 def watched(title: str, cells: Sequence[Cell], store: Store, quiet: bool) -> Iterator[OnProgress]:
     """Yield a function that takes the progress of units and shows it."""
-    labels: dict[str, dict[str, None]] = {}  # of the rows that need a unit, by its key
-    for cell in cells:
-        for unit in cell.units():
-            labels.setdefault(unit.key, {})[cell.label] = None
+    labels = {unit.key: cell.label for cell in cells for unit in cell.units()}  # several rows may need a unit: of one
     missing = {unit.key for cell in cells for unit in cell.units() if not store.done(unit)}
     total = len(missing)
     with progress(title, total, quiet) as advance:
@@ -103,8 +100,7 @@ def watched(title: str, cells: Sequence[Cell], store: Store, quiet: bool) -> Ite
                 missing.discard(seen.unit.key)
             speed = f"{1000 * seen.seconds / max(seen.images, 1):.1f} ms/image"
             outcome = seen.error or f"{seen.accuracy:.1f} %, {speed}"
-            methods = ", ".join(labels[seen.unit.key])
-            advance(total - len(missing), f"{methods} on {seen.unit.stream_title}: {outcome}")
+            advance(total - len(missing), f"{labels[seen.unit.key]} on {seen.unit.stream_title}: {outcome}")
 
         yield on_progress
 

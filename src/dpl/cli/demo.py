@@ -8,7 +8,7 @@ from pathlib import Path
 from dpl.cli.console import print_json, print_table, progress
 from dpl.cli.models import count
 from dpl.demo.digits import load_source_network
-from dpl.demo.show import BATCH_SIZE, METHODS, run_demo, write_picture
+from dpl.demo.show import BATCH_SIZE, METHODS, run_demo, summary, write_picture
 from dpl.runs.online import OnlineResult
 
 __all__ = ["add_arguments", "run"]
@@ -36,17 +36,17 @@ def run(args: argparse.Namespace) -> None:
         def on_batch(method: str, result: OnlineResult) -> None:
             advance(next(batches), f"{method}: {result.accuracy:.1f} % so far")
 
-        rows = run_demo(network, args.seeds, on_batch)
-    picture = write_picture(rows, args.out)
+        results = run_demo(network, args.seeds, on_batch)
+    picture = write_picture(results, args.out)
+    figures = {method: summary(own) for method, own in results.items()}
     if args.json:
-        figures = ("accuracy", "accuracy_range", "last_400", "ms_per_image")
-        facts = [{"method": row.method} | {name: round(getattr(row, name), 2) for name in figures} for row in rows]
+        facts = [{"method": m} | {name: round(value, 2) for name, value in own.items()} for m, own in figures.items()]
         print_json({"source_accuracy": accuracy, "methods": facts, "picture": str(picture)})
         return
+    source = figures["source"]["accuracy"]
     table = [
-        [row.method, f"{row.accuracy:.1f}", f"{row.accuracy_range:.1f}", f"{row.accuracy - rows[0].accuracy:+.1f}",
-         f"{row.last_400:.1f}", f"{row.ms_per_image:.1f}"]
-        for row in rows
-    ]  # fmt: skip
-    print_table(["method", "accuracy %", "range", "vs source", "last 400 images %", "ms/image"], table)
+        [method, *(f"{value:.1f}" for value in own.values()), f"{own['accuracy'] - source:+.1f}"]
+        for method, own in figures.items()
+    ]
+    print_table(["method", "accuracy %", "range", "last 400 images %", "ms/image", "vs source"], table)
     print(f"\nOnline accuracy: each batch is predicted before the model adapts to it. Picture: {picture}")

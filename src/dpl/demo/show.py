@@ -1,13 +1,12 @@
 """Source, PL, TENT, DPL and the default on the same stream of digits, several orders, with the paper's Figure 1."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from dpl.demo.digits import uci_digits
@@ -15,7 +14,7 @@ from dpl.model.adaptive import DEFAULT_METHOD, adapt
 from dpl.reproduce.plotting import axes, draw_runs
 from dpl.runs.online import OnlineResult, evaluate
 
-__all__ = ["METHODS", "DemoRow", "run_demo", "write_picture"]
+__all__ = ["METHODS", "run_demo", "summary", "write_picture"]
 
 BATCH_SIZE = 32
 _SKIPPED = 32  # images at the beginning, where the mean over a handful says nothing
@@ -30,44 +29,41 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-class DemoRow(NamedTuple):
-    """One method: means over the stream orders, in percent, and the accuracy after each image of each order."""
-
-    method: str
-    accuracy: float
-    accuracy_range: float
-    last_400: float
-    ms_per_image: float
-    curves: list[NDArray[np.float64]]
+Results = Mapping[str, Sequence[OnlineResult]]  # by method, one for each order of the stream
 
 
-def run_demo(network: nn.Module, seeds: int, on_batch: Callable[[str, OnlineResult], None]) -> list[DemoRow]:
+def run_demo(network: nn.Module, seeds: int, on_batch: Callable[[str, OnlineResult], None]) -> Results:
     """Stream the target digits in `seeds` random orders through every method, each time from the source model."""
     images, labels = uci_digits()
-    rows = []
+    found: dict[str, list[OnlineResult]] = {}
     for method, settings in METHODS.items():
-        model = adapt(network, method, **settings)
-        results = []
+        model, found[method] = adapt(network, method, **settings), []
         for seed in range(seeds):
             model.reset()
             order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
             stream = ((images[batch], labels[batch]) for batch in torch.split(order, BATCH_SIZE))
-            results.append(evaluate(model, stream, partial(on_batch, method)))
-        accuracies = [result.accuracy for result in results]
-        last = float(np.mean([result.tail(400) for result in results]))
-        milliseconds = 1000 * sum(result.seconds for result in results) / (seeds * len(labels))
-        curves = [result.cumulative() for result in results]
-        mean, spread = float(np.mean(accuracies)), float(np.ptp(accuracies))
-        rows.append(DemoRow(method, mean, spread, last, milliseconds, curves))
-    return rows
+            found[method].append(evaluate(model, stream, partial(on_batch, method)))
+    return found
 
 
-def write_picture(rows: list[DemoRow], path: Path) -> Path:
+def summary(results: Sequence[OnlineResult]) -> dict[str, float]:
+    """Return means over the orders of the stream, in percent, and the time of an image in milliseconds."""
+    accuracies = [result.accuracy for result in results]
+    return {
+        "accuracy": float(np.mean(accuracies)),
+        "accuracy_range": float(np.ptp(accuracies)),
+        "last_400": float(np.mean([result.tail(400) for result in results])),
+        "ms_per_image": 1000 * sum(r.seconds for r in results) / sum(len(r.labels) for r in results),
+    }
+
+
+def write_picture(results: Results, path: Path) -> Path:
     """Draw cumulative accuracy over the stream: the mean over orders as a line, their range as a band."""
     figure, grid = axes()
-    draw_runs(grid[0][0], {row.method: [c[_SKIPPED:] for c in row.curves] for row in rows}, {}, start=_SKIPPED + 1)
+    curves = {method: [result.cumulative()[_SKIPPED:] for result in own] for method, own in results.items()}
+    draw_runs(grid[0][0], curves, {}, start=_SKIPPED + 1)
     grid[0][0].set(xlabel="images seen", ylabel="cumulative accuracy (%)")
-    count = len(rows[0].curves)
+    count = len(results["source"])
     figure.suptitle(f"Trained on MNIST, streaming UCI digits: mean and range of {count} orders", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
