@@ -13,9 +13,9 @@ from data.make import make_folder
 from dpl.backbones import create
 from dpl.backbones.normalise import with_normalisation
 from dpl.cli import main
+from dpl.cli.doctor import Check, examine
 from dpl.core.settings import make_settings
 from dpl.methods import get_method
-from dpl.runs.doctor import Check, examine
 from nets import SmallNet
 
 IMAGES = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))

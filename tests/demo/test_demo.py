@@ -9,8 +9,8 @@ pytestmark = pytest.mark.skipif(not (find_spec("sklearn") and find_spec("mlxtend
 
 
 def test_pl_falls_below_the_source_and_dpl_rises_far_above(tmp_path: Path) -> None:
+    from dpl.cli.demo import run_demo, summary, write_picture
     from dpl.demo.digits import load_source_network
-    from dpl.demo.show import run_demo, summary, write_picture
     from dpl.model.adaptive import DEFAULT_METHOD
 
     network, accuracy = load_source_network()
