@@ -1,11 +1,13 @@
-"""Options for a model and its method, and the network that they describe; shared by the commands."""
+"""Options that commands share, and the network and images that they describe."""
 
 import argparse
+import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import yaml
 from torch import Tensor, nn
@@ -15,7 +17,8 @@ from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
 from dpl.backbones.weights import read_checkpoint
 from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import choose_device, import_object
-from dpl.core.settings import make_settings
+from dpl.core.files import file_sha256
+from dpl.core.settings import Checked, make_settings
 from dpl.data import batches, open_folder, resize_crop
 from dpl.data import square as to_square
 from dpl.data.transforms import Evaluation
@@ -24,8 +27,8 @@ from dpl.model.adaptive import DEFAULT_METHOD
 from dpl.network.split import find_classifier
 
 __all__ = [
-    "SOURCE_IMAGES", "SourceModel", "adaptation", "add_adaptation_arguments", "add_model_arguments", "count",
-    "load_source", "parse_settings", "read_images", "spread",
+    "SourceModel", "adaptation", "add_adaptation_arguments", "add_model_arguments", "add_settings", "count", "digest",
+    "load_source", "parse_settings", "read_images",
 ]  # fmt: skip
 
 SOURCE_IMAGES = 5000  # of --source are read, at most: they are kept in memory
@@ -48,9 +51,19 @@ def count(text: str) -> int:
     return int(text)
 
 
-def add_model_arguments(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, adapting: bool = True, required: bool = True
-) -> None:
+def add_settings(parser: argparse._ActionsContainer, kind: type[Checked], *declared: str) -> None:
+    """Declare an option for each setting, but for those that are declared already."""
+    for field in dataclasses.fields(kind):
+        if field.name not in declared:
+            default, types = field.default, (field.type, *get_args(field.type))
+            number: dict[str, Any] = next(({"type": t, "metavar": "N"} for t in (int, float) if t in types), {})
+            choices = get_args(field.type) if default in types else None  # of a Literal
+            about = field.metadata["help"] + ("" if default is None else " (default: %(default)s)")
+            name = f"--{field.name.replace('_', '-')}"
+            parser.add_argument(name, default=default, choices=choices, help=about, **number)
+
+
+def add_model_arguments(parser: argparse._ActionsContainer, adapting: bool = True, required: bool = True) -> None:
     """Declare the options of the model and, if `adapting`, of the method."""
     add = parser.add_argument
     kinds = "network name (timm, torchvision/NAME, built-in or package.module:build), weight file, or folder written "
@@ -69,7 +82,7 @@ def add_model_arguments(
     add("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
 
 
-def add_adaptation_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def add_adaptation_arguments(parser: argparse._ActionsContainer) -> None:
     """Declare the options of the model and of all that `adaptation` reads."""
     add_model_arguments(parser)
     add = parser.add_argument
@@ -186,7 +199,7 @@ def read_images(
     images = open_folder(folder, [*names] if names else None)
     if names is not None and not (images.labels >= 0).any():
         raise DataError(f"{option} {folder}: expected one sub-folder for each class, found images without labels")
-    some = spread(len(images), limit)
+    some = _spread(len(images), limit)
     read = batches(images, list(some), transform, batch_size, workers=2)
     readable = [(batch.images, batch.labels) for batch in read if len(batch)]
     if not readable:
@@ -194,9 +207,24 @@ def read_images(
     return readable
 
 
-def spread(total: int, limit: int) -> range:
+def _spread(total: int, limit: int) -> range:
     """Return the places of at most `limit` of `total` images, spread over all."""
     return range(0, total, -(-total // limit) or 1)
+
+
+def digest(folder: Path) -> str:
+    """Identify a folder of images by the names of all and the contents of those that are read, wherever it lies."""
+    images = open_folder(folder)
+    files = [Path(images.location(index)) for index in range(len(images))]
+    read = {files[index] for index in _spread(len(files), SOURCE_IMAGES)}
+    found = hashlib.sha256()
+    for file in sorted(files):
+        try:
+            contents = file_sha256(file) if file in read else ""
+        except DataError:  # it is skipped as an image, too; a link may lead nowhere
+            contents = "unreadable"
+        found.update(f"{file.relative_to(folder).as_posix()} {contents}\n".encode("utf-8", "surrogateescape"))
+    return found.hexdigest()
 
 
 def parse_settings(

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import faulthandler
-import hashlib
 import logging
 import signal
 import socket
@@ -14,18 +13,15 @@ from functools import partial
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import dpl
 from dpl.cli.console import print_json, warn
-from dpl.cli.models import SOURCE_IMAGES, SourceModel, adaptation, add_adaptation_arguments, count, load_source, spread
-from dpl.core.errors import DataError, SettingError
+from dpl.cli.models import SourceModel, adaptation, add_adaptation_arguments, add_settings, count, digest, load_source
+from dpl.core.errors import SettingError
 from dpl.core.extras import optional
-from dpl.core.files import file_sha256
-from dpl.core.settings import Checked
-from dpl.data import open_folder
 from dpl.serve.settings import RaySettings, ServeSettings
 
 if TYPE_CHECKING:
@@ -34,15 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-_EXAMPLES = """examples:
-  dpl serve --model runs/pacs/sketch
-  dpl serve --model resnet18 --weights my.safetensors --classes names.txt --method dpl --port 8080
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     add_adaptation_arguments(parser.add_argument_group("model"))
     add = parser.add_argument_group("address and files").add_argument
     add("--host", default="127.0.0.1",
@@ -59,23 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="form of the log on standard error (default: %(default)s)")  # fmt: skip
     work = parser.add_argument_group("work and limits")
     work.add_argument("--threads", type=count, metavar="N", help="CPU threads of each worker (default: torch's choice)")
-    _add_settings(work, ServeSettings)
+    add_settings(work, ServeSettings, "state")
     ray = parser.add_argument_group("Ray")
     ray.add_argument("--engine", choices=("local", "ray"), default="local",
                      help="local: one process; ray: several, by Ray Serve (default: %(default)s)")  # fmt: skip
-    _add_settings(ray, RaySettings)
-
-
-def _add_settings(group: argparse._ArgumentGroup, kind: type[Checked]) -> None:
-    for field in dataclasses.fields(kind):
-        if field.default is dataclasses.MISSING:  # it has an option of its own
-            continue
-        default, about = field.default, field.metadata["help"]
-        if default is not None:
-            about += " (default: %(default)s)"
-        number: dict[str, Any] = {"type": type(default), "metavar": "N"} if isinstance(default, (int, float)) else {}
-        choices = get_args(field.type) if isinstance(default, str) else None
-        group.add_argument(f"--{field.name.replace('_', '-')}", default=default, choices=choices, help=about, **number)
+    add_settings(ray, RaySettings)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -164,23 +142,8 @@ def _server(args: argparse.Namespace, settings: ServeSettings, tokens: "Tokens |
     source, make = _source(args)
     return Server(
         make, source.transform, (3, source.size, source.size), settings, names=source.classes, tokens=tokens,
-        identity={"source_images": _digest(args.source)} if args.source else {},
+        identity={"source_images": digest(args.source)} if args.source else {},
     )  # fmt: skip
-
-
-def _digest(folder: Path) -> str:
-    """Identify a folder of images by the names of all and the contents of those that are read, wherever it lies."""
-    images = open_folder(folder)
-    files = [Path(images.location(index)) for index in range(len(images))]
-    read = {files[index] for index in spread(len(files), SOURCE_IMAGES)}  # those of `read_images`
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        try:
-            contents = file_sha256(file) if file in read else ""
-        except DataError:  # it is skipped as an image, too; a link may lead nowhere
-            contents = "unreadable"
-        digest.update(f"{file.relative_to(folder).as_posix()} {contents}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
 
 
 def _source(args: argparse.Namespace) -> tuple[SourceModel, Callable[[], dpl.AdaptiveModel]]:
