@@ -15,11 +15,10 @@ import torch
 from origin import origin
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from conformance.operations import count_operations, first_change, run_on_meta
 from conformance.subjects import labelled, names, subject
 from dpl import adapt
 from dpl.methods import get_method
-from dpl.testing import run_on_meta
-from dpl.testing.operations import count_operations, first_change
 from nets import images, network
 
 

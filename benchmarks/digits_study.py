@@ -11,6 +11,7 @@ the digits; the others are trained here, from three seeds, and each meets an ord
 import argparse
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
@@ -18,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import dpl
 from dpl.core.errors import DplError
-from dpl.demo.digits import DigitNetwork, load_source_network, mnist, train_source_network, uci_digits
+from dpl.demo.digits import TRAINED_ON, DigitNetwork, load_source_network, mnist, uci_digits
 from dpl.runs.online import evaluate
 
 SEEDS, EPOCHS, PASSES = (0, 1, 2), 10, 10
@@ -41,7 +43,7 @@ STREAMS = {"mixed": 32, "class-ordered (8)": 8, "class-ordered (32)": 32, "class
 def source_digits() -> tuple[Tensor, Tensor]:
     """Return the MNIST digits that networks are trained on."""
     images, labels = mnist()
-    return images[:4500], labels[:4500]
+    return images[:TRAINED_ON], labels[:TRAINED_ON]
 
 
 @cache
@@ -118,13 +120,43 @@ UNTRAINED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+def train_source_network(seed: int, epochs: int, make: Callable[[], nn.Module]) -> nn.Module:
+    """Train a source network on MNIST with small random affine changes; the same seed gives the same network."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = make()
+    images, labels = source_digits()
+    optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
+    steps = epochs * math.ceil(len(labels) / 64)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(labels), generator=generator).split(64):  # type: ignore[no-untyped-call]
+            loss = F.cross_entropy(network(_affine(images[rows], generator)), labels[rows])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    return network.eval()
+
+
+def _affine(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Rotate by up to 10 degrees, scale by up to 15 % and shift by up to 10 %, each image by its own draw."""
+    angle, scale, right, down = torch.empty(4, len(images)).uniform_(-1, 1, generator=generator)
+    angle, scale = angle * math.radians(10), 1 + 0.15 * scale
+    cos, sin = angle.cos() / scale, angle.sin() / scale
+    theta = torch.stack([torch.stack([cos, -sin, 0.2 * right], 1), torch.stack([sin, cos, 0.2 * down], 1)], 1)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)
+
+
 def network_of(section: str, seed: int, store: Path) -> nn.Module:
     """Return a source network: that of the demo, or one trained on MNIST from this seed and kept."""
     if section == "digits":
         return load_source_network()[0]
     path = store / f"{section} {seed}.safetensors"
     if not path.exists():
-        save_model(train_source_network(seed, EPOCHS, make=UNTRAINED[section]), str(path))
+        save_model(train_source_network(seed, EPOCHS, UNTRAINED[section]), str(path))
     network = UNTRAINED[section]()
     load_model(network, path)
     return network.eval()

@@ -63,8 +63,8 @@ def test_only_some(tiny, tmp_path, capsys):
         (("--only", "method=tnt"), "Did you mean 'tent'"),
         (("--only", "tent"), "expected KEY=VALUE"),
         (("--only", "method=tent", "--only", "method=source"), "no run fits"),
-        (("--limit", "0"), "--limit 0"),
-        (("--workers", "0"), "--workers 0"),
+        (("--limit", "0"), "--limit: 0: expected"),
+        (("--workers", "0"), "--workers: 0: expected"),
     ],
 )
 def test_a_wrong_option_is_one_line(tiny, tmp_path, capsys, options, message):

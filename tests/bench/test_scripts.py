@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ELSEWHERE = {"other_device": "torch_xla", "fuzz": "atheris"}  # packages that are not installed for the tests
@@ -40,3 +41,12 @@ def test_a_script_is_imported_and_prints_its_help(
         module.main()
     assert left.value.code == 0
     assert "usage" in capsys.readouterr().out
+
+
+def test_digits_are_changed_by_a_generator_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    change, images = script("digits_study")._affine, torch.rand(4, 1, 32, 32)
+    before = torch.get_rng_state()
+    first, again = (change(images, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert torch.equal(before, torch.get_rng_state())

@@ -160,7 +160,7 @@ def test_a_snapshot_of_another_job_is_refused(folder: Path, weights: Path, tmp_p
         (["--set", "confidense=1"], "Did you mean 'confidence'?"),
         (["--set", "lr"], "--set lr: expected KEY=VALUE"),
         (["--guard-set", "limit"], "--guard-set limit: expected KEY=VALUE, e.g. --guard-set limit=4"),
-        (["--save-every", "0"], "--save-every 0: expected at least 1"),
+        (["--save-every", "0"], "--save-every: 0: expected a whole number of at least 1"),
         (["--weights", "/no/such/file"], "/no/such/file"),
         (["--batch-size", "0"], "at least 1"),
         (["--device", "gpu7"], "device='gpu7'"),
@@ -181,7 +181,7 @@ def test_an_argument_that_is_no_setting_is_named(tmp_path: Path, capsys) -> None
     Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
     words = ["adapt", "--model", "debug_cnn", "--random-weights", "--images", str(tmp_path), "--set", "guard=1"]
     assert main(words) == 2
-    assert "--set guard=...: this is no setting of a method" in capsys.readouterr().err
+    assert "'dpl_soft' has no setting 'guard'" in capsys.readouterr().err
 
 
 def test_list_shows_every_method(capsys) -> None:
@@ -225,9 +225,9 @@ def test_a_warning_is_one_line_without_code() -> None:
 
 
 def test_a_misspelled_option_is_named_with_the_nearest_one(folder: Path, weights: Path, tmp_path: Path, capsys) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([*arguments(folder, weights, tmp_path / "p.csv"), "--metod", "tent"])
-    assert "unrecognized arguments: --metod tent. Did you mean '--method'?" in capsys.readouterr().err
+    assert main([*arguments(folder, weights, tmp_path / "p.csv"), "--metod", "tent"]) == 2
+    said = "dpl adapt: unrecognized arguments: --metod tent. Did you mean '--method'?\n"
+    assert capsys.readouterr().err == said
 
 
 def test_ctrl_c_while_the_package_is_imported_leaves_no_traceback() -> None:
@@ -239,7 +239,7 @@ def test_ctrl_c_while_the_package_is_imported_leaves_no_traceback() -> None:
 
 
 def test_ctrl_c_while_the_options_are_read_leaves_no_traceback(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("dpl.cli._parser", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("dpl.cli._Parser", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["adapt"]) == 130
     assert "dpl adapt: interrupted" in capsys.readouterr().err
 

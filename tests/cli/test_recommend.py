@@ -33,14 +33,18 @@ def test_it_prints_a_choice_and_its_reasons(folder: Path, labelled: Path, capsys
     words = ["recommend", "--model", "debug_cnn", "--random-weights", "--images", str(folder), "--batch-size", "8"]
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["call"].startswith("dpl.adapt(model, ")
-    assert told["why"]
-    assert {part["part"] for part in told["parts"]} == {"batch statistics", "learning", "answers of the memory"}
+    assert told["method"] == "dpl_soft"
+    assert told["images"] == 60
+    parts = ("batch statistics", "learning", "answers of the memory")
+    assert list(told["changed"]) == ["source model", *(f"without {part}" for part in parts)]
+    assert all(0 <= share <= 1 for share in told["changed"].values())
+    left_out = [told["changed"][f"without {part}"] < 0.01 for part in parts]
+    assert [name in told["settings"] for name in ("norm", "loss", "answer")] == left_out
     assert told["estimate"]["verdict"] == "unsure"  # too few images
     assert main([*words, "--calibrate", str(labelled), "--limit", "60"]) == 0
-    assert "by hand: dpl.adapt(model, " in capsys.readouterr().out
+    assert "dpl adapt --method dpl_soft " in capsys.readouterr().out
 
 
 def test_a_wrong_value_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", "--model", "debug_cnn", "--random-weights", "--images", str(folder), "--limit", "0"]) == 2
-    assert "--limit 0: expected at least 1" in capsys.readouterr().err
+    assert "--limit: 0: expected a whole number of at least 1" in capsys.readouterr().err

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conformance.subjects import names, subject
-from dpl.testing import CHECKS, Subject
-from dpl.testing.checks import caller_is_untouched, resumes_exactly, stays_finite
+from dpl.testing import CHECKS, Subject, caller_is_untouched, resumes_exactly, stays_finite
 
 CUT, MORE = 3, 4
 

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 import dpl
+from conformance.operations import HostReads, run_on_meta
 from conformance.subjects import labelled, names, subject
 from dpl import views
 from dpl.estimate import Watch
 from dpl.guard import Guard
 from dpl.guard.inputs import CONSTANT, RowCheckResult
 from dpl.methods import get_method
-from dpl.testing import HostReads, Subject, run_on_meta
+from dpl.testing import Subject
 from dpl.views import seeded
 from nets import images, network
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import dpl
+from conformance.operations import FailAt, Injected, count_operations, first_change
 from conformance.subjects import names, subject
 from dpl.testing import Subject
-from dpl.testing.operations import FailAt, Injected, count_operations, first_change
 from nets import images, network
 
 

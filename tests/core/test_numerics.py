@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from conformance.operations import HostReads
 from dpl.core.numerics import read_together, variance_and_mean
-from dpl.testing import HostReads
 
 
 def maps(dtype: torch.dtype = torch.float64, layout: torch.memory_format = torch.contiguous_format) -> Tensor:

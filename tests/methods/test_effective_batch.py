@@ -7,8 +7,7 @@ from torch import Tensor, nn
 import dpl
 from dpl.methods.parts.effective_batch import EffectiveBatch
 from dpl.methods.parts.norm_rules import STREAM, AutoBlend, MeasuredShift
-from dpl.testing import Subject
-from dpl.testing.checks import copies_are_independent, predict_changes_nothing, reset_is_exact, resumes_exactly
+from dpl.testing import Subject, copies_are_independent, predict_changes_nothing, reset_is_exact, resumes_exactly
 from nets import images, network
 
 CLASSES = 5

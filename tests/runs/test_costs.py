@@ -1,6 +1,5 @@
 """What adaptation costs, counted."""
 
-import json
 import subprocess
 import sys
 
@@ -9,8 +8,6 @@ from torch import nn
 
 import dpl
 from dpl.runs.costs import SAMPLE_EVERY, Work, environment
-from dpl.runs.folder import FolderRecord, record_path
-from dpl.runs.online import BatchResult
 
 
 def count(step, images: int = 4) -> float:
@@ -62,35 +59,3 @@ def test_the_environment_names_versions_and_threads() -> None:
     assert found["dpl"] == dpl.__version__
     assert found["torch"] == torch.__version__
     assert found["threads"] == torch.get_num_threads()
-
-
-class Small(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-
-
-def test_a_record_keeps_the_guards_events_and_goes_on_after_a_stop(tmp_path) -> None:
-    torch.manual_seed(0)
-    model = dpl.adapt(Small(), "pl", guard=True)
-    images = torch.rand(6, 3, 8, 8)
-    images[2] = float("nan")
-    record = FolderRecord()
-    for _ in range(2):
-        model(images)
-        record.note(BatchResult(None, [0] * 6, [1.0] * 6, 0.5, "no image"), model.guard)
-    assert [event["action"] for event in record.events if event["action"] == "set_aside"] == ["set_aside"] * 2
-    path = record_path(tmp_path / "p.csv")
-    record.write(path, {"network": "small", "total": 12}, model)
-    written = json.loads(path.read_text())
-    assert (written["network"], written["total"], written["method"], written["guard"]) == ("small", 12, "pl", True)
-    assert (written["seconds"], written["timed"], written["skipped_because"]) == (1.0, 12, {"no image": 2})
-    assert written["events"] == record.events
-    assert FolderRecord(**json.loads(json.dumps(record.kept()))).kept() == record.kept()
-
-
-def test_a_record_keeps_few_different_reasons() -> None:
-    record = FolderRecord()
-    for number in range(25):
-        record.note(BatchResult(None, [0], [1.0], 0.5, f"reason {number}"), None)
-    assert len(record.skipped_because) == 21
-    assert record.skipped_because["others"] == 5

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import dpl
 from dpl.data import open_folder, unchanged
 from dpl.runs.folder import FolderResult, FolderRun, record_path, run_folder
-from nets import network
+from dpl.runs.online import BatchResult
+from nets import images, network
 
 
 class Stopped(Exception):
@@ -50,6 +52,23 @@ def test_a_stopped_run_goes_on_with_its_predictions_and_its_record(pictures: Pat
     assert two["events"] == one["events"]
     assert two["skipped_because"] == one["skipped_because"]
     assert one.keys() == two.keys()
+    assert (one["total"], one["method"], one["guard"], one["batch_size"]) == (12, "tent", True, 3)
+
+
+def test_a_result_keeps_the_guards_events_and_few_different_reasons() -> None:
+    model, batch = dpl.adapt(network(), "pl", guard=True), images(6)
+    batch[2] = float("nan")
+    result = FolderResult()
+    for number in range(25):
+        model(batch)
+        step = BatchResult(None, [0] * 6, [1.0] * 6, 0.5, f"reason {number}", torch.zeros(6, 3))
+        result.add(step, model.guard if number < 2 else None)
+    assert [event["action"] for event in result.events if event["action"] == "set_aside"] == ["set_aside"] * 2
+    assert (result.batches, result.updates, result.seconds, result.timed) == (25, 0, 12.5, 150)
+    assert len(result.skipped_because) == 21
+    assert result.skipped_because["others"] == 5
+    counts, more = result.parts()
+    assert FolderResult(**json.loads(json.dumps(counts | more))) == result
 
 
 def test_every_layer_keeps_its_mode_when_the_source_model_predicts_too(pictures: Path, tmp_path: Path) -> None:

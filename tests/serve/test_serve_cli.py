@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data.make import make_class_folders, make_pacs
-from dpl.cli import serve
+from dpl.cli import models, serve
 from dpl.serve.settings import ServeSettings
 from dpl.training import TrainSpec, train
 
@@ -52,14 +52,14 @@ def test_wrong_options_of_ray_are_told_before_it_starts(capsys: pytest.CaptureFi
 
 def test_source_images_are_told_apart_by_their_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of the same name and size is another one if a byte differs; of a large folder, those that are read."""
-    folder, digest = make_class_folders(tmp_path / "one", ["a", "b"], per_class=4), serve._digest
+    folder, digest = make_class_folders(tmp_path / "one", ["a", "b"], per_class=4), models.digest
     (folder / "a" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     first, *_, last = sorted((folder / "b").iterdir())
     before = digest(folder)
     assert digest(Path(shutil.copytree(folder, tmp_path / "copy", symlinks=True))) == before
     change_a_byte(last)
     assert digest(folder) != before
-    monkeypatch.setattr(serve, "SOURCE_IMAGES", 2)  # of nine: the first of each class
+    monkeypatch.setattr(models, "SOURCE_IMAGES", 2)  # of nine: the first of each class
     few = digest(folder)
     change_a_byte(last)
     assert digest(folder) == few

@@ -3,13 +3,15 @@
 import argparse
 import importlib
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import NoReturn
 
 from dpl import __version__
 from dpl.core.allocator import keep_freed_memory
-from dpl.core.errors import DplError, did_you_mean
+from dpl.core.errors import DplError, SettingError, did_you_mean
 
 __all__ = ["main"]
 
@@ -52,30 +54,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.formatwarning = usual_format
 
 
+class _Parser(argparse.ArgumentParser):
+    """Raises an error for `main` to print in one line; for a misspelled option it names the nearest."""
+
+    def error(self, message: str) -> NoReturn:
+        if (option := message.removeprefix("unrecognized arguments: ")) != message:
+            message += f". {did_you_mean(option.split()[0], self._option_string_actions)}"
+        raise SettingError(message)
+
+
 def _run(words: list[str], chosen: str | None) -> int:
-    parser, options = _parser(chosen)
-    args, unknown = parser.parse_known_args(words)
-    if unknown:  # argparse's own message, with the nearest option
-        option = next((word.partition("=")[0] for word in unknown if word.startswith("--")), None)
-        near = did_you_mean(option, options, otherwise=" ").strip() if option and options else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{near and f'. {near}'}")
     if chosen is None:
+        parser = _overview()
+        parser.parse_args(words)
         parser.print_help()
         return 0
+    command, purpose = importlib.import_module(f"dpl.cli.{chosen}"), COMMANDS[chosen]
+    parser = _Parser(prog=f"dpl {chosen}", description=f"{purpose[0].upper()}{purpose[1:]}.")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    command.add_arguments(parser)
+    args = parser.parse_args(words[1:], argparse.Namespace(typed=shlex.join(["dpl", *words])))
     keep_freed_memory()
-    return int(importlib.import_module(f"dpl.cli.{chosen}").run(args) or 0)
+    return int(command.run(args) or 0)
 
 
-def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, list[str]]:
-    """Return the parser, with the options of the chosen command only, and their names."""
-    options: list[str] = []
-    parser = argparse.ArgumentParser(prog="dpl", description="Reliable test-time adaptation of image classifiers.")
+def _overview() -> _Parser:
+    parser = _Parser(prog="dpl", description="Reliable test-time adaptation of image classifiers.")
     parser.add_argument("--version", action="version", version=f"dpl {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
     for name, purpose in COMMANDS.items():
-        command = commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
-        command.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
-        if name == chosen:
-            importlib.import_module(f"dpl.cli.{name}").add_arguments(command)
-            options = [*command._option_string_actions]
-    return parser, options
+        commands.add_parser(name, help=purpose)
+    return parser

@@ -8,7 +8,7 @@ from torch import nn
 
 import dpl
 from dpl.cli.console import print_json, progress, warn
-from dpl.cli.models import adaptation, add_adaptation_arguments, check_counts, load_source, training_record
+from dpl.cli.models import SourceModel, adaptation, add_adaptation_arguments, count, load_source
 from dpl.data import ImageSet, open_folder
 from dpl.estimate import Estimate
 from dpl.network.split import find_classifier
@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--images", required=True, type=Path, help="folder of images; sub-folders are taken as classes")
     add("--out", type=Path, default=Path("predictions.csv"), help="default: %(default)s")
     add("--snapshot", type=Path, help="folder for the adapted model; makes the run resumable")
-    add("--save-every", type=int, default=20, metavar="N", help="batches between two snapshots (default: %(default)s)")
+    add(
+        "--save-every", type=count, default=20, metavar="N", help="batches between two snapshots (default: %(default)s)"
+    )
     add_order_arguments(parser)
     add("--with-source", action="store_true",
         help="also predict with the source model, unadapted: dpl report compares the two")  # fmt: skip
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_order_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options for reading the images: the size of batches, their order, threads."""
     add = parser.add_argument
-    add("--batch-size", type=int, default=32, help="images per batch (default: %(default)s)")
+    add("--batch-size", type=count, default=32, help="images per batch (default: %(default)s)")
     add("--order", choices=("auto", "sorted", "shuffled"), default="auto",
         help="auto: by name for a flat folder, shuffled for class folders")  # fmt: skip
     add("--seed", type=int, default=0, help="seed of the order (default: %(default)s)")
@@ -45,11 +47,9 @@ def add_order_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Predict the folder and print what came out."""
-    check_counts(args, "batch_size", "save_every")
     with out_of_memory_says(lambda: _NO_ROOM):
         network, folder_run = prepare(args)
-        reading = {"batch_size": args.batch_size, "workers": args.workers}
-        model = dpl.adapt(network, **adaptation(args, folder_run.transform, folder_run.names, **reading))
+        model = dpl.adapt(network, **adaptation(args, folder_run.transform, folder_run.names, args.batch_size))
     with progress(args.method, len(folder_run.images), quiet=args.json) as advance:
 
         def on_batch(result: FolderResult) -> None:
@@ -62,28 +62,24 @@ def run(args: argparse.Namespace) -> None:
 
 def prepare(args: argparse.Namespace) -> tuple[nn.Module, FolderRun]:
     """Return the source network and the run that the options describe."""
-    record = training_record(args)
-    classes = record.get("classes")
-    images = open_folder(args.images, classes)
+    source = load_source(args)
+    images = open_folder(args.images, source.classes or None)
     if unread := sum(path.suffix.lower() in _UNREAD for path in args.images.rglob("*")):
         warn(f"dpl adapt: {unread} files ({', '.join(_UNREAD)}) are not read; convert them to JPEG or PNG")
-    network, transform, _ = load_source(args)
     shuffled = (images.labels >= 0).any() if args.order == "auto" else args.order == "shuffled"
-    images, names = _labels_that_fit(images, classes, network)
-    facts = {"network": args.network or record.get("network") or args.model}
-    facts |= {"images": str(args.images), "folder": str(args.images.resolve())}
-    options = ("out", "snapshot", "batch_size", "seed", "save_every", "workers", "with_source")
+    images, names = _labels_that_fit(images, source)
+    facts = {"network": source.name, "images": str(args.images), "folder": str(args.images.resolve())}
+    options = {field.name for field in dataclasses.fields(FolderRun)} & vars(args).keys() - {"images"}
     given = {name: getattr(args, name) for name in options}
-    return network, FolderRun(images, transform, names=names, shuffled=bool(shuffled), facts=facts, **given)
+    run = FolderRun(images, source.transform, names=names, shuffled=bool(shuffled), facts=facts, **given)
+    return source.network, run
 
 
-def _labels_that_fit(
-    images: ImageSet, classes: list[str] | None, network: nn.Module
-) -> tuple[ImageSet, tuple[str, ...]]:
+def _labels_that_fit(images: ImageSet, source: SourceModel) -> tuple[ImageSet, tuple[str, ...]]:
     """Take folder names as classes only if there are as many as the network has outputs."""
-    outputs = network.get_submodule(find_classifier(network)).out_features
-    if classes is not None:
-        return images, tuple(classes)
+    if source.classes:
+        return images, source.classes
+    outputs = source.network.get_submodule(find_classifier(source.network)).out_features
     if len(images.classes) == outputs:
         return images, images.classes
     if images.classes:
@@ -95,7 +91,7 @@ def _print(folder_run: FolderRun, result: FolderResult, args: argparse.Namespace
     for path, reason in result.failed:
         warn(f"skipped {path}: {reason}")
     if args.json:
-        print_json({**dataclasses.asdict(result), "accuracy": result.accuracy, "out": str(folder_run.out)})
+        print_json({**result.parts()[0], "accuracy": result.accuracy, "out": str(folder_run.out)})
         return
     print(f"{result.images} images predicted, {result.updates} updates in {result.batches} batches -> {folder_run.out}")
     if result.resumed:

@@ -1,25 +1,24 @@
 """`dpl bench`: run an experiment file, resume it, and print what was measured."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from dpl.bench import BenchContext, Cell, ExperimentGrid, Store, read_grid, run_in_processes
+from dpl.bench import BenchContext, Cell, ExperimentGrid, Store, UnitProgress, read_grid, run_in_processes
 from dpl.bench.cluster import ClusterOptions, run_on_ray, run_on_slurm
-from dpl.bench.engine import GridRun
+from dpl.bench.engine import GridRun, OnProgress
 from dpl.bench.images import check_data, check_networks
 from dpl.bench.store import StoredRequest, runnable_units, write_request
 from dpl.bench.tables import cell_rows, measured_tables
-from dpl.cli.console import print_json, print_table, warn
-from dpl.cli.models import check_counts, parse_settings
-from dpl.cli.progress import watched
+from dpl.cli.console import print_json, print_table, progress, warn
+from dpl.cli.models import count, parse_settings
 from dpl.core.errors import SettingError, did_you_mean
 from dpl.core.extras import choose_device
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "run", "watched"]
 
 # Keys of `--only`, with what a cell has of each.
 _ONLY: dict[str, Callable[[Cell], set[str]]] = {
@@ -38,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", type=Path, metavar="DIR", help="folder of source weights (default: DATA/weights)")
     parser.add_argument("--only", action="append", default=[], metavar="KEY=VALUE,...",
                         help="run only these: method=, target=, seed= or section=; may be repeated")  # fmt: skip
-    parser.add_argument("--limit", type=int, metavar="N", help="use at most N images of each domain")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of each process")
+    parser.add_argument("--limit", type=count, metavar="N", help="use at most N images of each domain")
+    parser.add_argument("--workers", type=count, default=1, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--threads", type=count, metavar="N", help="CPU threads of each process")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images and corruptions made here")
     parser.add_argument("--dry-run", action="store_true", help="check everything, list the runs, run nothing")
     group = parser.add_argument_group("engine", "where the runs take place (docs/scale.md)")
@@ -60,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run what is missing and print the tables."""
-    check_counts(args, "limit", "workers", "threads")
     weights, cache = args.weights or args.data / "weights", args.cache or args.out / "cache"
     context = BenchContext(args.data, weights, args.file.parent, cache=cache, decoded=args.cache)
     grid = read_grid(args.file, context, limit=args.limit)
@@ -87,6 +85,24 @@ def run(args: argparse.Namespace) -> int:
     for error in dict.fromkeys(failed.values()):
         warn(f"failed: {error}")
     return int(bool(failed))
+
+
+@contextmanager
+def watched(title: str, cells: Sequence[Cell], store: Store, quiet: bool) -> Iterator[OnProgress]:
+    """Yield a function that takes the progress of units and shows it."""
+    labels = {unit.key: cell.label for cell in cells for unit in cell.units()}  # several rows may need a unit: of one
+    missing = {unit.key for cell in cells for unit in cell.units() if not store.done(unit)}
+    total = len(missing)
+    with progress(title, total, quiet) as advance:
+
+        def on_progress(seen: UnitProgress) -> None:
+            if seen.ended and seen.error is None:
+                missing.discard(seen.unit.key)
+            speed = f"{1000 * seen.seconds / max(seen.images, 1):.1f} ms/image"
+            outcome = seen.error or f"{seen.accuracy:.1f} %, {speed}"
+            advance(total - len(missing), f"{labels[seen.unit.key]} on {seen.unit.stream_title}: {outcome}")
+
+        yield on_progress
 
 
 def _chosen_cells(grid: ExperimentGrid, words: list[str]) -> list[Cell]:
@@ -124,18 +140,14 @@ def _run_with(args: argparse.Namespace, run: GridRun) -> dict[str, str]:
 
 
 def _print_plan(cells: list[Cell], store: Store, as_json: bool) -> None:
-    rows: list[dict[str, Any]] = [
-        {
-            "section": cell.section,
-            "method": cell.label,
-            "stream": cell.candidates[0].target.stream_title,
-            "candidates": len(cell.candidates),
-            "to_run": len(runnable_units(cell, store)),
-        }
-        for cell in cells
+    headers = ["section", "method", "stream", "candidates", "to_run"]
+    runs = [len(runnable_units(cell, store)) for cell in cells]
+    rows = [
+        [cell.section, cell.label, cell.candidates[0].target.stream_title, len(cell.candidates), to_run]
+        for cell, to_run in zip(cells, runs, strict=True)
     ]
     if as_json:
-        print_json(rows)
+        print_json([dict(zip(headers, row, strict=True)) for row in rows])
         return
-    print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
-    print(f"\n{len(cells)} cells of the tables, {sum(row['to_run'] for row in rows)} runs can start now")
+    print_table(headers, [list(map(str, row)) for row in rows])
+    print(f"\n{len(cells)} cells of the tables, {sum(runs)} runs can start now")

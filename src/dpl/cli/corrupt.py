@@ -53,12 +53,10 @@ def _arrays(args: argparse.Namespace, common: dict[str, Any]) -> dict[str, Any]:
 
 
 def _folder(args: argparse.Namespace, common: dict[str, Any]) -> dict[str, Any]:
-    words = map(str, SEVERITIES) if args.severities is None else args.severities.split(",")
-    severities = []
-    for word in words:
-        if not word.isdecimal():
-            raise SettingError(f"--severities: {word!r}; expected whole numbers from 1 to 5, e.g. 3,5")
-        severities.append(int(word))
+    try:
+        severities = SEVERITIES if args.severities is None else [int(word) for word in args.severities.split(",")]
+    except ValueError as error:
+        raise SettingError(f"--severities {args.severities}: expected whole numbers from 1 to 5, e.g. 3,5") from error
     options = common | {"severities": severities, "transform": make_transform(args.transform), "workers": args.workers}
     count = len(image_names(args.source, recursive=True)) if args.source.is_dir() else 1
     with progress("corrupting", count, quiet=args.json) as advance:

@@ -4,9 +4,11 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
+import torch
+
 import dpl
 from dpl.cli.console import print_json
-from dpl.cli.models import add_model_arguments, images_of, load_source
+from dpl.cli.models import add_model_arguments, load_source, read_images
 from dpl.model.export import ExportFormat
 
 __all__ = ["add_arguments", "run"]
@@ -30,9 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Load the snapshot, export it, and say how well it agrees."""
-    network, transform, _ = load_source(args)
-    model = dpl.load(args.snapshot, network)
-    images = None if args.images is None else images_of(args.images, transform, _COMPARED).to(model.device)
+    source = load_source(args)
+    model = dpl.load(args.snapshot, source.network)
+    images = None
+    if args.images is not None:
+        read = read_images("--images", args.images, source.transform, _COMPARED)
+        images = torch.cat([batch for batch, _ in read]).to(model.device)
     found = model.export(args.out, args.format, images=images)
     if args.json:
         print_json({**vars(found), "path": str(found.path)})

@@ -1,13 +1,14 @@
-"""Options for a model and its method, and the network that they describe; shared by the commands."""
+"""Options that commands share, and the network and images that they describe."""
 
 import argparse
+import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
-import torch
 import yaml
 from torch import Tensor, nn
 
@@ -16,7 +17,9 @@ from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
 from dpl.backbones.weights import read_checkpoint
 from dpl.core.errors import DataError, SettingError
 from dpl.core.extras import choose_device, import_object
-from dpl.data import ImageSet, batches, open_folder, resize_crop
+from dpl.core.files import file_sha256
+from dpl.core.settings import Checked, make_settings
+from dpl.data import batches, open_folder, resize_crop
 from dpl.data import square as to_square
 from dpl.data.transforms import Evaluation
 from dpl.methods import get_method
@@ -24,17 +27,43 @@ from dpl.model.adaptive import DEFAULT_METHOD
 from dpl.network.split import find_classifier
 
 __all__ = [
-    "SOURCE_IMAGES", "adaptation", "add_adaptation_arguments", "add_model_arguments", "check_counts", "images_of",
-    "labelled_images", "load_source", "parse_settings", "spread", "training_record",
+    "SourceModel", "adaptation", "add_adaptation_arguments", "add_model_arguments", "add_settings", "count", "digest",
+    "load_source", "parse_settings", "read_images",
 ]  # fmt: skip
 
-_NO_SETTINGS = {"model", "method", "guard", "source", "calibrate", "layout", "on_step"}  # but arguments of `dpl.adapt`
 SOURCE_IMAGES = 5000  # of --source are read, at most: they are kept in memory
 
 
-def add_model_arguments(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, adapting: bool = True, required: bool = True
-) -> None:
+class SourceModel(NamedTuple):
+    """The network of the options, on its device, and what is known of it."""
+
+    network: nn.Module
+    name: str
+    transform: Evaluation  # of an image to its input
+    size: int  # side of its input in pixels
+    classes: tuple[str, ...]  # empty where they are not known
+
+
+def count(text: str) -> int:
+    """Read an option that must be a whole number of at least 1."""
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least 1")
+    return int(text)
+
+
+def add_settings(parser: argparse._ActionsContainer, kind: type[Checked], *declared: str) -> None:
+    """Declare an option for each setting, but for those that are declared already."""
+    for field in dataclasses.fields(kind):
+        if field.name not in declared:
+            default, types = field.default, (field.type, *get_args(field.type))
+            number: dict[str, Any] = next(({"type": t, "metavar": "N"} for t in (int, float) if t in types), {})
+            choices = get_args(field.type) if default in types else None  # of a Literal
+            about = field.metadata["help"] + ("" if default is None else " (default: %(default)s)")
+            name = f"--{field.name.replace('_', '-')}"
+            parser.add_argument(name, default=default, choices=choices, help=about, **number)
+
+
+def add_model_arguments(parser: argparse._ActionsContainer, adapting: bool = True, required: bool = True) -> None:
     """Declare the options of the model and, if `adapting`, of the method."""
     add = parser.add_argument
     kinds = "network name (timm, torchvision/NAME, built-in or package.module:build), weight file, or folder written "
@@ -49,11 +78,11 @@ def add_model_arguments(
     if adapting:
         add("--method", default=DEFAULT_METHOD, help="see dpl list (default: %(default)s)")
         add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
-    add("--size", type=int, help="image size in pixels (default: the network's)")
+    add("--size", type=count, help="image size in pixels (default: the network's)")
     add("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
 
 
-def add_adaptation_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def add_adaptation_arguments(parser: argparse._ActionsContainer) -> None:
     """Declare the options of the model and of all that `adaptation` reads."""
     add_model_arguments(parser)
     add = parser.add_argument
@@ -66,37 +95,64 @@ def add_adaptation_arguments(parser: argparse.ArgumentParser | argparse._Argumen
 
 
 def adaptation(
-    args: argparse.Namespace, transform: Evaluation, names: Collection[str], **reading: int
+    args: argparse.Namespace, transform: Evaluation, names: Collection[str], batch_size: int = 32
 ) -> dict[str, Any]:
-    """Return the arguments of `dpl.adapt` beside the network; `reading` has those of `labelled_images`."""
-    if args.source is None and get_method(args.method).info.source != "never":
+    """Return the arguments of `dpl.adapt` beside the network; labelled images are in batches of that size."""
+    kind = get_method(args.method)
+    if args.source is None and kind.info.source != "never":
         raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
     labelled: dict[str, Any] = {"source": None, "calibrate": None}
     for option, limit in (("source", SOURCE_IMAGES), ("calibrate", 1000)):
         if (folder := getattr(args, option)) is not None:
-            labelled[option] = labelled_images(folder, transform, names, limit, f"--{option}", **reading)
+            labelled[option] = read_images(f"--{option}", folder, transform, limit, names, batch_size)
     guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
     settings = parse_settings(args.set)
-    if taken := sorted(settings.keys() & _NO_SETTINGS):
-        raise SettingError(f"--set {taken[0]}=...: this is no setting of a method; --help shows the options")
+    make_settings(kind.settings_class, repr(args.method), settings)  # refuses the other arguments of `dpl.adapt`
     return {"method": args.method, "guard": guard, **labelled, **settings}
 
 
-def training_record(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what is known of the model: its network and image size, if `dpl train` made it, and its classes."""
-    path = Path(args.model)
-    named = {} if args.classes is None else {"classes": _class_names(args.classes)}
-    if is_pretrained_folder(folder := args.network or args.model):
-        return pretrained_record(Path(folder)) | named
-    beside = (path if path.is_dir() else path.parent) / "train.json"
-    if not path.exists() or not beside.is_file():
-        return named
+def load_source(args: argparse.Namespace) -> SourceModel:
+    """Return the network of the options and what is known of it."""
+    for module in args.imports:
+        import_object(module)
+    name, weights, record = _place(args)
+    classes = record.get("classes") if args.classes is None else _class_names(args.classes)
+    outputs = len(classes) if classes else _head_size(name, weights) if weights is not None else None
+    network = create(name, num_classes=outputs, weights=weights, pretrained=args.pretrained)
+    if weights is None and not (is_pretrained_folder(name) or args.pretrained or args.random_weights):
+        raise SettingError(
+            f"--model {name} names a network without trained weights: give --weights FILE or --pretrained "
+            "(or --random-weights, to try things out)"
+        )
+    size = args.size or record.get("size") or _input_size(name, network)
+    whole = "size" in record or size <= 64  # of small images, and as in training
+    transform = to_square(size) if whole else resize_crop(round(size / 0.875), size)
+    return SourceModel(network.to(choose_device(args.device)), name, transform, size, tuple(classes or ()))
+
+
+def _place(args: argparse.Namespace) -> tuple[str, Path | None, dict[str, Any]]:
+    """Return the network's name, its weight file, and the size and classes that are recorded beside it."""
+    path, name, weights = Path(args.model), args.network or args.model, args.weights
+    record: dict[str, Any] = {}
+    if path.exists() and not is_pretrained_folder(path):
+        weights = path / "best.safetensors" if path.is_dir() else path
+        record = _training_record(weights.with_name("train.json"))
+        name = args.network or record.get("network")
+        if name is None:
+            raise SettingError(f"--model {path} contains weights only; name the architecture with --network NAME")
+    return name, weights, pretrained_record(Path(name)) if is_pretrained_folder(name) else record
+
+
+def _training_record(path: Path) -> dict[str, Any]:
+    """Return what `dpl train` noted of its network, if it made it."""
+    if not path.is_file():
+        return {}
     try:
-        record = json.loads(beside.read_text())
+        record = json.loads(path.read_text())
         settings = record["settings"]
-        return {"network": settings["network"], "size": settings["size"], "classes": record["data"]["classes"]} | named
+        return {"network": settings["network"], "size": settings["size"], "classes": record["data"]["classes"]}
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{beside}: not a training record ({error})") from error
+        raise DataError(f"{path}: not a training record ({error})") from error
 
 
 def _class_names(path: Path) -> list[str]:
@@ -108,36 +164,6 @@ def _class_names(path: Path) -> list[str]:
     if not names or len(set(names)) != len(names):
         raise DataError(f"--classes {path}: expected one distinct class name per line; found {len(names)} lines")
     return names
-
-
-def load_source(args: argparse.Namespace) -> tuple[nn.Module, Evaluation, int]:
-    """Return the network of the options, the transform of an image to its input, and the side of that in pixels."""
-    record = training_record(args)
-    network, own_size = _source_network(args, record)
-    size = args.size or record.get("size") or own_size
-    whole = "size" in record or size <= 64  # of small images, and as in training
-    return network, to_square(size) if whole else resize_crop(round(size / 0.875), size), size
-
-
-def _source_network(args: argparse.Namespace, record: dict[str, Any]) -> tuple[nn.Module, int]:
-    """Return the network of the options, on its device, and the side of its images in pixels."""
-    for module in args.imports:
-        import_object(module)
-    path, name, weights = Path(args.model), args.network or args.model, args.weights
-    if path.exists() and not is_pretrained_folder(path):
-        weights = path / "best.safetensors" if path.is_dir() else path
-        name = args.network or record.get("network")
-        if name is None:
-            raise SettingError(f"--model {path} contains weights only; name the architecture with --network NAME")
-    classes = record.get("classes")
-    count = len(classes) if classes else _head_size(name, weights) if weights is not None else None
-    network = create(name, num_classes=count, weights=weights, pretrained=args.pretrained)
-    if weights is None and not (is_pretrained_folder(name) or args.pretrained or args.random_weights):
-        raise SettingError(
-            f"--model {name} names a network without trained weights: give --weights FILE or --pretrained "
-            "(or --random-weights, to try things out)"
-        )
-    return network.to(choose_device(args.device)), _input_size(name, network)
 
 
 def _head_size(name: str, weights: Path) -> int | None:
@@ -158,49 +184,47 @@ def _input_size(name: str, network: nn.Module) -> int:
     return 224
 
 
-def images_of(folder: Path, transform: Evaluation, limit: int) -> Tensor:
-    """Return at most `limit` images of `--images`, spread over the folder."""
-    read = _some_of(open_folder(folder), transform, limit, f"--images {folder}")
-    return torch.cat([images for images, _ in read])
-
-
-def labelled_images(
+def read_images(
+    option: str,
     folder: Path,
     transform: Evaluation,
-    names: Collection[str],
     limit: int,
-    option: str = "--calibrate",
+    names: Collection[str] | None = None,
     batch_size: int = 32,
-    workers: int = 2,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return at most `limit` labelled images, spread over the classes, in batches; `names` are those classes."""
-    images = open_folder(folder, [*names] or None)
-    if not (images.labels >= 0).any():
+    """Return at most `limit` images of an option's folder, spread over it, in batches with their labels.
+
+    With `names`, the classes of the network if they are known, the images must be labelled.
+    """
+    images = open_folder(folder, [*names] if names else None)
+    if names is not None and not (images.labels >= 0).any():
         raise DataError(f"{option} {folder}: expected one sub-folder for each class, found images without labels")
-    return _some_of(images, transform, limit, f"{option} {folder}", batch_size, workers)
-
-
-def spread(count: int, limit: int) -> range:
-    """Return the places of at most `limit` of `count` images, spread over all."""
-    return range(0, count, -(-count // limit) or 1)
-
-
-def _some_of(
-    images: ImageSet, transform: Evaluation, limit: int, what: str, batch_size: int = 32, workers: int = 0
-) -> list[tuple[Tensor, Tensor]]:
-    some = spread(len(images), limit)
-    read = batches(images, list(some), transform, batch_size, workers=workers)
+    some = _spread(len(images), limit)
+    read = batches(images, list(some), transform, batch_size, workers=2)
     readable = [(batch.images, batch.labels) for batch in read if len(batch)]
     if not readable:
-        raise DataError(f"{what}: no readable image among {len(some)}")
+        raise DataError(f"{option} {folder}: no readable image among {len(some)}")
     return readable
 
 
-def check_counts(args: argparse.Namespace, *names: str) -> None:
-    """Refuse options below 1; those that were not given are skipped."""
-    for name in names:
-        if (value := getattr(args, name)) is not None and value < 1:
-            raise SettingError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+def _spread(total: int, limit: int) -> range:
+    """Return the places of at most `limit` of `total` images, spread over all."""
+    return range(0, total, -(-total // limit) or 1)
+
+
+def digest(folder: Path) -> str:
+    """Identify a folder of images by the names of all and the contents of those that are read, wherever it lies."""
+    images = open_folder(folder)
+    files = [Path(images.location(index)) for index in range(len(images))]
+    read = {files[index] for index in _spread(len(files), SOURCE_IMAGES)}
+    found = hashlib.sha256()
+    for file in sorted(files):
+        try:
+            contents = file_sha256(file) if file in read else ""
+        except DataError:  # it is skipped as an image, too; a link may lead nowhere
+            contents = "unreadable"
+        found.update(f"{file.relative_to(folder).as_posix()} {contents}\n".encode("utf-8", "surrogateescape"))
+    return found.hexdigest()
 
 
 def parse_settings(

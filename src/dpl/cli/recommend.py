@@ -5,16 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 import dpl
 from dpl.cli.adapt import add_order_arguments, prepare
-from dpl.cli.console import Advance, print_json, print_table, progress, warn
-from dpl.cli.models import add_model_arguments, check_counts, labelled_images
+from dpl.cli.console import print_json, print_table, progress
+from dpl.cli.models import add_model_arguments, count, read_images
 from dpl.core.errors import DataError
-from dpl.data import batches
-from dpl.estimate import WORSE, Estimate
+from dpl.estimate import WORSE
 from dpl.model.adaptive import DEFAULT_METHOD
 from dpl.runs.folder import FolderRun
 
@@ -35,86 +31,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--images", required=True, type=Path, help="folder of unlabelled images from the target environment")
     add("--calibrate", type=Path, help="folder of labelled source validation images, in class folders")
-    add("--limit", type=int, default=640, help="images to use, at most (default: %(default)s)")
+    add("--limit", type=count, default=640, help="images to use, at most (default: %(default)s)")
     add_order_arguments(parser)
-    parser.set_defaults(out=Path(), snapshot=None, save_every=1, with_source=False)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the default method with and without its parts, and print what they change."""
-    check_counts(args, "limit", "batch_size")
     network, folder = prepare(args)
-    reading = {"limit": args.limit, "batch_size": args.batch_size, "workers": args.workers}
-    calibrate = args.calibrate and labelled_images(args.calibrate, folder.transform, folder.names, **reading)
-    models = {
-        "source": dpl.adapt(network, "source"),
-        "whole": dpl.adapt(network, calibrate=calibrate, estimate=True),
-        **{part: dpl.adapt(network, **without) for part, without in _PARTS.items()},
-    }
-    with progress("recommend", min(args.limit, len(folder.images)), quiet=args.json) as advance:
-        answers = _answers(models, folder, args.limit, advance)
-    chosen = _recommendation(answers, models["whole"].estimate())
+    calibrate = None
+    if args.calibrate is not None:
+        calibrate = read_images("--calibrate", args.calibrate, folder.transform, args.limit, folder.names)
+    whole, source = dpl.adapt(network, calibrate=calibrate, estimate=True), dpl.adapt(network, "source")
+    parts = {f"without {part}": dpl.adapt(network, **settings) for part, settings in _PARTS.items()}
+    images, changed = _changed(whole, {"source model": source, **parts}, folder, args)
+    estimate = whole.estimate()
+    method, settings = "source" if estimate.verdict == WORSE else DEFAULT_METHOD, dict[str, Any]()
+    for part, without in _PARTS.items():
+        if method == DEFAULT_METHOD and changed[f"without {part}"] < _MATTERS:
+            settings |= without
     if args.json:
-        print_json(chosen)
-    else:
-        _print(chosen)
+        found = {"images": images, "estimate": estimate.as_dict(), "changed": changed}
+        print_json({**found, "method": method, "settings": settings})
+        return
+    print(f"{DEFAULT_METHOD} on {images} images: {estimate}")
+    print_table(
+        ["in its place", "predictions that change"], [[name, f"{share:.1%}"] for name, share in changed.items()]
+    )
+    print("dpl adapt --method", method, *(f"--set {name}={value}" for name, value in settings.items()), "...")
 
 
-def _answers(
-    models: Mapping[str, dpl.AdaptiveModel], run: FolderRun, limit: int, advance: Advance
-) -> dict[str, Tensor]:
-    """Return the classes that each model predicts."""
-    answers: dict[str, list[Tensor]] = {name: [] for name in models}
-    read = 0
-    for batch in batches(run.images, run.order()[:limit], run.transform, run.batch_size, workers=run.workers):
-        for path, reason in batch.failed:
-            warn(f"skipped {path}: {reason}")
-        for name, model in models.items() if len(batch) else ():
-            answers[name].append(model(batch.images.to(model.device)).argmax(dim=1).cpu())
-        read += len(batch) + len(batch.failed)
-        advance(read, "")
-    if not answers["source"]:
+def _changed(
+    whole: dpl.AdaptiveModel, others: Mapping[str, dpl.AdaptiveModel], folder: FolderRun, args: argparse.Namespace
+) -> tuple[int, dict[str, float]]:
+    """Return the number of images, and what share of them each of the others predicts differently."""
+    images, changed = 0, dict.fromkeys(others, 0)
+    with progress("recommend", min(args.limit, len(folder.images)), quiet=args.json) as advance:
+        for batch in folder.batches(stop=args.limit):
+            if len(batch):
+                pixels = batch.images.to(whole.device)
+                predicted = whole(pixels).argmax(dim=1)
+                for name, model in others.items():
+                    changed[name] += int((model(pixels).argmax(dim=1) != predicted).sum())
+                images += len(batch)
+                advance(images, "")
+    if not images:
         raise DataError("--images: none of the images could be read")
-    return {name: torch.cat(found) for name, found in answers.items()}
-
-
-def _recommendation(answers: dict[str, Tensor], estimate: Estimate) -> dict[str, Any]:
-    """Return the default method with the parts that matter, or the source model, and the reasons as sentences."""
-    source, whole = answers["source"], answers["whole"]
-
-    def share(mask: Tensor) -> float:
-        return float(mask.float().mean())
-
-    parts: list[dict[str, Any]] = [
-        {"part": part, "without": without, "changed": share(answers[part] != whole),
-         "agreement": share(answers[part] == source)}
-        for part, without in _PARTS.items()
-    ]  # fmt: skip
-    method = "source" if estimate.verdict == WORSE else DEFAULT_METHOD
-    left_out = [part for part in parts if part["changed"] < _MATTERS]
-    settings = {} if method == "source" else {k: v for part in left_out for k, v in part["without"].items()}
-    agreement = share(whole == source)
-    why = [
-        f"estimate of {DEFAULT_METHOD}: {estimate}",
-        f"{DEFAULT_METHOD} agrees with the source model on {agreement:.1%} of {len(source)} images",
-    ]
-    for part in parts:
-        ending = "; left out" if part in left_out else ""
-        why.append(f"{part['part']}: {part['changed']:.1%} of the predictions changed by it{ending}")
-    arguments = "".join(f", {name}={value!r}" for name, value in settings.items())
-    return {
-        "images": len(source), "agreement": agreement, "parts": parts, "estimate": estimate.as_dict(), "method": method,
-        "settings": settings, "why": why, "call": f"dpl.adapt(model, {method!r}{arguments})",
-    }  # fmt: skip
-
-
-def _print(chosen: dict[str, Any]) -> None:
-    rows = []
-    for part in chosen["parts"]:
-        matters = "yes" if part["changed"] >= _MATTERS else "no"
-        rows.append([part["part"], f"{part['changed']:.1%}", f"{part['agreement']:.1%}", matters])
-    print_table(["part", "predictions changed by it", "as the source without it", "matters"], rows)
-    for reason in chosen["why"][:2]:
-        print(f"- {reason}")
-    flags = "".join(f" --set {name}={value}" for name, value in chosen["settings"].items())
-    print(f"by hand: {chosen['call']}\n     or: dpl adapt --method {chosen['method']}{flags} ...")
+    return images, {name: count / images for name, count in changed.items()}

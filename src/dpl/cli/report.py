@@ -3,14 +3,10 @@
 import argparse
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dpl.cli.console import print_json, progress
+from dpl.cli.console import print_json
 from dpl.core.errors import SettingError
 from dpl.core.extras import optional
-
-if TYPE_CHECKING:
-    from dpl.report import Run
 
 __all__ = ["add_arguments", "run"]
 
@@ -37,11 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.data is not None and not args.data.is_dir():
         raise SettingError(f"--data {args.data}: there is no such folder")
-    found: list[Run] = []
-    with progress("reading", len(args.runs), quiet=args.json or len(args.runs) < 2) as advance:
-        for count, path in enumerate(args.runs, start=1):
-            found += read_runs(path, args.data)
-            advance(count, path.name)
+    found = [run for path in args.runs for run in read_runs(path, args.data)]
     page = write_report(found, args.out or default_output(args.runs))
     tables = write_tables(found, page, [name for name in ("latex", "csv") if getattr(args, name)])
     if args.json:
@@ -49,17 +41,11 @@ def run(args: argparse.Namespace) -> int:
         files = [str(path) for path in tables]
         print_json({"page": str(page), "bytes": page.stat().st_size, "tables": files, "runs": facts})
     else:
-        _print(found)
+        for run in found:
+            more = len(run.problems) - 5
+            left = [f"- and {more} more; the page has them all"] if more > 0 else []
+            print(f"{run.name}: {run.status}", *(item.lines() for item in run.problems[:5]), *left, sep="\n")
         print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)", *tables, sep="\n")
     if args.open:
         webbrowser.open(page.resolve().as_uri())
     return 0
-
-
-def _print(runs: "list[Run]") -> None:
-    for found in runs:
-        print(f"{found.name}: {found.status}")
-        for item in found.problems[:5]:
-            print(item.lines())
-        if len(found.problems) > 5:
-            print(f"- and {len(found.problems) - 5} more; the page has them all")

@@ -2,16 +2,15 @@
 
 import argparse
 import dataclasses
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from dpl.cli.bench import watched
 from dpl.cli.console import print_json, print_table, warn
-from dpl.cli.models import check_counts
-from dpl.cli.progress import watched
+from dpl.cli.models import count
 from dpl.core.errors import SettingError
 from dpl.core.extras import optional
 
@@ -30,16 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", type=Path, metavar="DIR", help="folder of source weights (default: DATA/weights)")
     parser.add_argument("--store", type=Path, metavar="DIR", help="folder of results; runs resume there (OUT/runs)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="another experiment file than the table's own")
-    parser.add_argument("--limit", type=int, metavar="N", help="use at most N images of each domain")
-    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds (default: the experiment file's)")
+    parser.add_argument("--limit", type=count, metavar="N", help="use at most N images of each domain")
+    parser.add_argument("--seeds", type=count, metavar="N", help="number of seeds (default: the experiment file's)")
     parser.add_argument("--quick", action="store_true", help="one seed, a few batches of each stream, no search")
     parser.add_argument("--no-run", action="store_true", help="run nothing: show what the store has")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    parser.add_argument("--threads", type=count, metavar="N", help="CPU threads")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run what is missing, write the files and print the table; return 1 where a run failed."""
-    check_counts(args, "limit", "seeds", "threads")
     if args.data is None and not args.no_run:
         raise SettingError("--data DIR: missing; leave it out with --no-run only")
     if args.threads:
@@ -57,21 +55,12 @@ def run(args: argparse.Namespace) -> int:
         run=not args.no_run,
         watch=partial(watched, quiet=args.json),
         say=warn,
-        command=_command(args),
+        command=args.typed,
         **{name: getattr(args, name) for name in ("out", "config", "limit", "seeds", "quick")},
     )
     result = make(request)
     _print(result, args)
     return 1 if result.failed else 0
-
-
-def _command(args: argparse.Namespace) -> str:
-    """Return the command as it would be typed, all that changes figures included."""
-    words = ["dpl", "reproduce", args.what]
-    for name in ("data", "weights", "store", "config", "limit", "seeds", "out"):
-        value = getattr(args, name)
-        words += [] if value is None else [f"--{name}", str(value)]
-    return shlex.join([*words, *(f"--{name.replace('_', '-')}" for name in ("quick", "no_run") if getattr(args, name))])
 
 
 def _print(result: "Result", args: argparse.Namespace) -> None:

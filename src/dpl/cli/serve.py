@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import faulthandler
-import hashlib
 import logging
 import signal
 import socket
@@ -14,26 +13,15 @@ from functools import partial
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import dpl
 from dpl.cli.console import print_json, warn
-from dpl.cli.models import (
-    SOURCE_IMAGES,
-    adaptation,
-    add_adaptation_arguments,
-    load_source,
-    spread,
-    training_record,
-)
-from dpl.core.errors import DataError, SettingError
+from dpl.cli.models import SourceModel, adaptation, add_adaptation_arguments, add_settings, count, digest, load_source
+from dpl.core.errors import SettingError
 from dpl.core.extras import optional
-from dpl.core.files import file_sha256
-from dpl.core.settings import whole_number
-from dpl.data import open_folder
-from dpl.data.transforms import Evaluation
 from dpl.serve.settings import RaySettings, ServeSettings
 
 if TYPE_CHECKING:
@@ -42,43 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-_GROUPS = {
-    "model": {"workers", "live_models", "answer"},
-    "storage": {"max_streams_in_memory", "snapshot_every", "keep_snapshots", "events_kept", "on_storage_failure"},
-}  # all other settings are limits
-_EXAMPLES = """examples:
-  dpl serve --model runs/pacs/sketch
-  dpl serve --model resnet18 --weights my.safetensors --classes names.txt --method dpl --port 8080
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
-    model, storage, limits, security, ray = (
-        parser.add_argument_group(title) for title in ("model", "storage", "limits", "security", "Ray")
-    )
-    add_adaptation_arguments(model)
-    model.add_argument("--threads", type=int, metavar="N", help="CPU threads of each worker (default: torch's choice)")
-    add = storage.add_argument
-    add("--state", type=Path, default=Path("dpl-state"), metavar="DIR",
-        help="folder for the adapted state of the streams (default: %(default)s)")  # fmt: skip
-    add("--journal", type=Path, metavar="FILE", help="append every event of every stream as JSON, one per line")
-    add("--log-format", choices=("text", "json"), default="text",
-        help="form of the log on standard error (default: %(default)s)")  # fmt: skip
-    _add_security(security)
-    ray.add_argument("--engine", choices=("local", "ray"), default="local",
-                     help="local: one process; ray: several, by Ray Serve (default: %(default)s)")  # fmt: skip
-    groups = {name: group for group, title in ((model, "model"), (storage, "storage")) for name in _GROUPS[title]}
-    for field in dataclasses.fields(ServeSettings):
-        if field.name != "state":
-            _add_setting(groups.get(field.name, limits), field)
-    for field in dataclasses.fields(RaySettings):
-        _add_setting(ray, field)
-
-
-def _add_security(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+    add_adaptation_arguments(parser.add_argument_group("model"))
+    add = parser.add_argument_group("address and files").add_argument
     add("--host", default="127.0.0.1",
         help="address; anything but loopback requires --token-file (default: %(default)s)")  # fmt: skip
     add("--port", type=int, default=8000, help="0 chooses a free port (default: %(default)s)")
@@ -86,15 +42,18 @@ def _add_security(group: argparse._ArgumentGroup) -> None:
         help="lines of TOKEN [STREAM_PREFIX]; a prefix limits the token to streams with it")  # fmt: skip
     add("--tls-cert", type=Path, metavar="FILE", help="certificate, to serve HTTPS")
     add("--tls-key", type=Path, metavar="FILE", help="private key of the certificate")
-
-
-def _add_setting(group: argparse._ArgumentGroup, field: "dataclasses.Field[Any]") -> None:
-    default, about = field.default, field.metadata["help"]
-    if default is not None:
-        about += " (default: %(default)s)"
-    kind: dict[str, Any] = {"type": type(default), "metavar": "N"} if isinstance(default, (int, float)) else {}
-    choices = get_args(field.type) if isinstance(default, str) else None
-    group.add_argument(f"--{field.name.replace('_', '-')}", default=default, choices=choices, help=about, **kind)
+    add("--state", type=Path, default=Path("dpl-state"), metavar="DIR",
+        help="folder for the adapted state of the streams (default: %(default)s)")  # fmt: skip
+    add("--journal", type=Path, metavar="FILE", help="append every event of every stream as JSON, one per line")
+    add("--log-format", choices=("text", "json"), default="text",
+        help="form of the log on standard error (default: %(default)s)")  # fmt: skip
+    work = parser.add_argument_group("work and limits")
+    work.add_argument("--threads", type=count, metavar="N", help="CPU threads of each worker (default: torch's choice)")
+    add_settings(work, ServeSettings, "state")
+    ray = parser.add_argument_group("Ray")
+    ray.add_argument("--engine", choices=("local", "ray"), default="local",
+                     help="local: one process; ray: several, by Ray Serve (default: %(default)s)")  # fmt: skip
+    add_settings(ray, RaySettings)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -122,7 +81,7 @@ def _run_on_ray(args: argparse.Namespace, settings: ServeSettings, tokens: "Toke
     from dpl.serve.ray import serve_on_ray
 
     options = RaySettings(**_values(args, RaySettings))
-    _source(args)[0]()  # a wrong option is reported here, in one line
+    _source(args)[1]()  # a wrong option is reported here, in one line
     with _bound(args.host, args.port) as place:
         port = place.getsockname()[1]
     http = {"host": args.host, "port": port, "ssl_certfile": args.tls_cert and str(args.tls_cert),
@@ -179,38 +138,21 @@ def _server(args: argparse.Namespace, settings: ServeSettings, tokens: "Tokens |
     if args.journal is not None:  # this handler opens a new file after a log rotation
         logging.getLogger("dpl.serve.journal").addHandler(WatchedFileHandler(args.journal))
     if args.threads is not None:
-        torch.set_num_threads(whole_number("--threads", args.threads, 1))
-    make, transform, size, names = _source(args)
-    identity = {"source_images": _digest(args.source)} if args.source else {}
-    return Server(make, transform, (3, size, size), settings, names=names, tokens=tokens, identity=identity)
+        torch.set_num_threads(args.threads)
+    source, make = _source(args)
+    return Server(
+        make, source.transform, (3, source.size, source.size), settings, names=source.classes, tokens=tokens,
+        identity={"source_images": digest(args.source)} if args.source else {},
+    )  # fmt: skip
 
 
-def _digest(folder: Path) -> str:
-    """Identify a folder of images by the names of all and the contents of those that are read, wherever it lies."""
-    images = open_folder(folder)
-    files = [Path(images.location(index)) for index in range(len(images))]
-    read = {files[index] for index in spread(len(files), SOURCE_IMAGES)}  # those of `labelled_images`
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        try:
-            contents = file_sha256(file) if file in read else ""
-        except DataError:  # it is skipped as an image, too; a link may lead nowhere
-            contents = "unreadable"
-        digest.update(f"{file.relative_to(folder).as_posix()} {contents}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
-
-
-def _source(args: argparse.Namespace) -> tuple[Callable[[], dpl.AdaptiveModel], Evaluation, int, tuple[str, ...]]:
-    """Return what makes an adaptive model, the transform of an image to its input, its size, and the class names.
-
-    Labelled images are read once, and all models share them.
-    """
-    network, transform, size = load_source(args)
-    names = tuple(training_record(args).get("classes") or ())
+def _source(args: argparse.Namespace) -> tuple[SourceModel, Callable[[], dpl.AdaptiveModel]]:
+    """Return the source model and what makes adaptive ones of it; they share labelled images, which are read once."""
+    source = load_source(args)
     # A fixed layout: a restarted server must continue with bitwise identical results.
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    make = partial(dpl.adapt, network, layout="as_is", **adaptation(args, transform, names))
-    return make, transform, size, names
+    source.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    make = partial(dpl.adapt, source.network, layout="as_is", **adaptation(args, source.transform, source.classes))
+    return source, make
 
 
 def _announce(args: argparse.Namespace, port: int, about: Mapping[str, Any], problems: Sequence[str]) -> None:

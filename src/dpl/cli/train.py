@@ -5,6 +5,7 @@ import dataclasses
 import os
 
 from dpl.cli.console import print_json, print_table, progress
+from dpl.cli.models import add_settings
 from dpl.core.settings import describe
 from dpl.training import TrainSpec, train
 
@@ -18,14 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, metavar="DIR", help="folder of the run; an unfinished run resumes")
     add("--dataset", required=True, help="PACS, VLCS, OfficeHome, TerraIncognita, DomainNet-126 ...")
     domain = parser.add_mutually_exclusive_group(required=True)
-    kinds = {"network": (str, "NAME"), "weights": (str, "FILE"), "lr": (float, "N")}
-    for name, default, meaning in describe(TrainSpec):
-        kind, metavar = kinds.get(name, (int, "N"))
-        shown = meaning if default is None else f"{meaning} (default: %(default)s)"
-        if name in ("target", "source"):
-            domain.add_argument(f"--{name}", metavar="DOMAIN", help=meaning)
-        elif name != "dataset":
-            add(f"--{name.replace('_', '-')}", type=kind, default=default, metavar=metavar, help=shown)
+    domain.add_argument("--target", metavar="DOMAIN", help="domain to leave out; all others are trained on")
+    domain.add_argument("--source", metavar="DOMAIN", help="the only domain to train on, instead of a target")
+    add_settings(parser, TrainSpec, "dataset", "target", "source")
     add("--workers", type=int, default=2, metavar="N", help="threads that read images (default: %(default)s)")
     add("--device", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
 

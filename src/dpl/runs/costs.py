@@ -3,7 +3,6 @@
 import contextlib
 import math
 import platform
-import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -116,19 +115,14 @@ def forget_peak() -> None:
 
 
 def peak_memory() -> int | None:
-    """Return the most bytes held at once since `forget_peak`: of the GPU if one is used, else of this process."""
+    """Return the most bytes held at once since `forget_peak`, of the GPU if one is used; None where no system tells."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return int(torch.cuda.max_memory_allocated())
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    return None
 
 
 def environment() -> dict[str, str | int]:

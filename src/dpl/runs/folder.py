@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from dpl.core.errors import DataError, InputError, SnapshotError
@@ -24,15 +23,14 @@ from dpl.core.files import naming, write_file
 from dpl.data import Batch, ImageSet, batches
 from dpl.data.transforms import Evaluation
 from dpl.guard import Guard
-from dpl.model.adaptive import AdaptiveModel
+from dpl.model.adaptive import AdaptiveModel, adapt
 from dpl.model.inputs import is_out_of_memory
 from dpl.model.load import load
-from dpl.network.split import logits_of
 from dpl.runs.costs import Work, environment, forget_peak, peak_memory
-from dpl.runs.online import BatchResult, online
+from dpl.runs.online import BatchResult, online, send
 from dpl.snapshot import read_manifest
 
-__all__ = ["COLUMNS", "FolderRecord", "FolderResult", "FolderRun", "out_of_memory_says", "record_path", "run_folder"]
+__all__ = ["COLUMNS", "FolderResult", "FolderRun", "out_of_memory_says", "record_path", "run_folder"]
 
 COLUMNS = ("image", "predicted", "name", "confidence", "label")
 _EVENTS = 1000  # at most so many are kept
@@ -45,7 +43,7 @@ class FolderRun:
 
     images: ImageSet
     transform: Evaluation
-    out: Path
+    out: Path = Path("predictions.csv")
     names: Sequence[str] = ()
     snapshot: Path | None = None
     batch_size: int = 32
@@ -56,13 +54,14 @@ class FolderRun:
     with_source: bool = False  # also predict with the source model, in a last column
     facts: Mapping[str, Any] = field(default_factory=dict)  # what the record beside the predictions adds about the run
 
-    def order(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return the order in which the images are met."""
+    def batches(self, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
+        """Read the images from `start` to `stop`, counted in the order in which they are met."""
         count = len(self.images)
-        return np.random.default_rng(self.seed).permutation(count) if self.shuffled else np.arange(count)
+        order = np.random.default_rng(self.seed).permutation(count) if self.shuffled else np.arange(count)
+        return batches(self.images, order[start:stop], self.transform, self.batch_size, workers=self.workers)
 
     @property
-    def order_name(self) -> str:
+    def order(self) -> str:
         """The order in words."""
         return f"shuffled with seed {self.seed}" if self.shuffled else "sorted by name"
 
@@ -73,13 +72,13 @@ class FolderRun:
             digest.update(part)
         return {
             "images": digest.hexdigest(), "preparation of images": asdict(self.transform), "classes": list(self.names),
-            "batch size": self.batch_size, "order": self.order_name, "source column": self.with_source,
+            "batch size": self.batch_size, "order": self.order, "source column": self.with_source,
         }  # fmt: skip
 
 
 @dataclass
 class FolderResult:
-    """How far a run is."""
+    """How far a run is, and what it came to; a resumed run continues it."""
 
     images: int = 0
     correct: int = 0
@@ -91,6 +90,10 @@ class FolderResult:
     guard: dict[str, int] | None = None  # how often the guard took each action; None without a guard
     estimate: dict[str, Any] | None = None  # of the accuracy at the end, without labels; None: nothing was watched
     by_source: int = 0  # images for which the guard returned the source model's prediction
+    seconds: float = 0.0  # inside the model
+    timed: int = 0  # images in these seconds
+    skipped_because: dict[str, int] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)  # of the guard
 
     @property
     def accuracy(self) -> float | None:
@@ -102,54 +105,30 @@ class FolderResult:
         """How many images of the folder were met, predicted or not."""
         return self.images + len(self.failed)
 
+    def add(self, step: BatchResult[Any], guard: Guard | None) -> None:
+        """Count a batch, whatever was predicted."""
+        self.batches += 1
+        self.timed += len(step.predictions)
+        self.seconds += step.seconds
+        if (reason := step.skipped_because) is None:
+            self.updates += 1
+        else:
+            name = reason if reason in self.skipped_because or len(self.skipped_because) < _REASONS else "others"
+            self.skipped_because[name] = self.skipped_because.get(name, 0) + 1
+        if guard is not None:
+            self.guard = dict(guard.counts)
+            fresh = [e for e in guard.events if e.batch == guard.batches][: max(0, _EVENTS - len(self.events))]
+            self.events += [{"batch": e.batch, "action": e.action, "reason": e.reason, "alarm": e.alarm} for e in fresh]
+
+    def parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the counts, and what the record has beside them."""
+        counts = asdict(self)
+        return counts, {name: counts.pop(name) for name in ("seconds", "timed", "skipped_because", "events")}
+
 
 def record_path(out: Path) -> Path:
     """Return the path of the record of a predictions file."""
     return out.with_suffix(".run.json")
-
-
-@dataclass
-class FolderRecord:
-    """Grows batch by batch and is written now and then; what `kept` returns continues it in a resumed run."""
-
-    seconds: float = 0.0
-    timed: int = 0  # images in these seconds
-    skipped_because: dict[str, int] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    work: Work = field(default_factory=Work)
-    source_work: Work = field(default_factory=Work)
-
-    def kept(self) -> dict[str, Any]:
-        """Return all that was counted from the first batch on."""
-        return {name: value for name, value in vars(self).items() if not isinstance(value, Work)}
-
-    def note(self, step: BatchResult[Any], guard: Guard | None) -> None:
-        """Add one batch."""
-        self.timed += len(step.predictions)
-        self.seconds += step.seconds
-        if (reason := step.skipped_because) is not None:
-            name = reason if reason in self.skipped_because or len(self.skipped_because) < _REASONS else "others"
-            self.skipped_because[name] = self.skipped_because.get(name, 0) + 1
-        if guard is not None:
-            fresh = [e for e in guard.events if e.batch == guard.batches][: max(0, _EVENTS - len(self.events))]
-            self.events += [{"batch": e.batch, "action": e.action, "reason": e.reason, "alarm": e.alarm} for e in fresh]
-
-    def write(self, path: Path, facts: Mapping[str, Any], model: AdaptiveModel) -> None:
-        """Put the record on the disk, whole or not at all."""
-        content = {
-            "format": 1,
-            **facts,
-            "method": model.method.info.name,
-            "settings": json.loads(json.dumps(model.stored_settings(), default=str)),
-            "guard": model.guard is not None,
-            "trainable_values": sum(parameter.numel() for parameter in model.method.trainable.values()),
-            "versions": environment(),
-            **self.kept(),
-            "gflops_per_image": self.work.gflops_per_image,
-            "source_gflops_per_image": self.source_work.gflops_per_image,
-            "peak_bytes": peak_memory(),
-        }
-        write_file(path, json.dumps(content, indent=1))
 
 
 def run_folder(
@@ -163,7 +142,7 @@ def run_folder(
     forget_peak()
     with loop.predictions_file() as file, out_of_memory_says(loop.where_memory_ran_out):
         writer = csv.writer(file)
-        for step in online(loop.model, loop.readable(), loop.record.work):
+        for step in online(loop.model, loop.readable(), loop.work):
             writer.writerows(loop.rows(step))
             if result.batches % run.save_every == 0:
                 loop.save(file)
@@ -189,7 +168,8 @@ class _FolderLoop:
 
     def __init__(self, run: FolderRun, model: AdaptiveModel, network: nn.Module) -> None:
         self.run, self.model, self.network = run, model, network
-        self.result, self.record = FolderResult(), FolderRecord()
+        self.source = adapt(network, "source") if run.with_source else None
+        self.result, self.work, self.source_work = FolderResult(), Work(), Work()
         self.length: int | None = None  # of the predictions file that is continued
         if run.snapshot is not None and run.snapshot.exists():
             self._resume(run.snapshot)
@@ -210,7 +190,7 @@ class _FolderLoop:
         self.length = notes["bytes"]
         if not run.out.is_file() or run.out.stat().st_size < notes["bytes"]:
             raise DataError(f"{run.out} is shorter than when {snapshot} was saved; remove that snapshot to start over")
-        self.result, self.record = FolderResult(**notes["result"]), FolderRecord(**notes.get("record", {}))
+        self.result = FolderResult(**notes["result"], **notes.get("record", {}))
         self.result.resumed = self.result.images
         self.model = load(snapshot, self.network, source=model.source_batches, calibrate=model.calibration)
 
@@ -237,8 +217,7 @@ class _FolderLoop:
 
     def readable(self) -> Iterator[tuple[Tensor, Batch]]:
         """Yield the batches that are left; images that cannot be read are noted."""
-        run, left = self.run, self.run.order()[self.result.position :]
-        for batch in batches(run.images, left, run.transform, run.batch_size, workers=run.workers):
+        for batch in self.run.batches(start=self.result.position):
             self.result.failed += [list(item) for item in batch.failed]
             if len(batch):
                 yield batch.images, batch
@@ -246,13 +225,13 @@ class _FolderLoop:
     def rows(self, step: BatchResult[Batch]) -> list[list[Any]]:
         """Count a batch; return its lines of the predictions file, one for each image that the guard accepted."""
         run, result, batch, guard = self.run, self.result, step.batch, self.model.guard
-        self.record.note(step, guard)
+        result.add(step, guard)
         places = [run.images.location(index) for index in batch.indices.tolist()]
         excluded = {} if guard is None else self.model.last["set_aside"]
         result.failed += [[places[row], reason] for row, reason in excluded.items()]
         accepted = [row for row in range(len(batch)) if row not in excluded]
+        result.images += len(accepted)
         if guard is not None:
-            result.guard = dict(guard.counts)
             result.by_source += len(accepted) * (self.model.last["guard"]["answered_by"] == "source")
         rows: list[list[Any]] = []
         for row in accepted:
@@ -260,34 +239,37 @@ class _FolderLoop:
             name, known = (run.names[i] if 0 <= i < len(run.names) else "" for i in (predicted, label))
             rows.append([places[row], predicted, name, f"{step.confidences[row]:.6f}", known])
             result.labelled += label >= 0
-            result.correct += label >= 0 and label == predicted
-        if run.with_source and rows:
-            for line, predicted in zip(rows, self._source_predictions(batch.images[accepted]), strict=True):
-                line.append(predicted)
-        result.images += len(rows)
-        result.batches += 1
-        result.updates += step.skipped_because is None
+            result.correct += label == predicted
+        if self.source is not None and rows:
+            with self.source_work.counted(len(rows)):
+                logits = self.source.predict(send(batch.images[accepted], self.source.device))
+            rows = [[*row, predicted] for row, predicted in zip(rows, logits.argmax(dim=1).tolist(), strict=True)]
         return rows
-
-    @torch.no_grad()
-    def _source_predictions(self, images: Tensor) -> list[int]:
-        modes = [(module, module.training) for module in self.network.modules()]
-        device = next(self.network.parameters()).device
-        with self.record.source_work.counted(len(images)):
-            predictions: list[int] = logits_of(self.network.eval()(images.to(device))).argmax(dim=1).tolist()
-        for module, training in modes:
-            module.training = training
-        return predictions
 
     def save(self, file: IO[str]) -> None:
         """Put the predictions on the disk, then the state that made them, then the record of both."""
         file.flush()
         os.fsync(file.fileno())
-        run, model, record = self.run, self.model, self.record
-        self.result.estimate = None if model.watch is None else model.estimate().as_dict()
-        told = asdict(self.result)
+        run, model, result = self.run, self.model, self.result
+        result.estimate = None if model.watch is None else model.estimate().as_dict()
+        counts, more = result.parts()
         if run.snapshot is not None:
-            notes = {"job": run.identity(), "bytes": file.tell(), "result": told, "record": record.kept()}
+            notes = {"job": run.identity(), "bytes": file.tell(), "result": counts, "record": more}
             model.save(run.snapshot, notes)
-        known = {"classes": list(run.names), "batch_size": run.batch_size, "order": run.order_name, "seed": run.seed}
-        record.write(record_path(run.out), {**known, **run.facts, "result": told, "total": len(run.images)}, model)
+        known = {"classes": list(run.names), "batch_size": run.batch_size, "order": run.order, "seed": run.seed}
+        record = known | dict(run.facts) | {"result": counts, "total": len(run.images)} | self._adaptation() | more
+        write_file(record_path(run.out), json.dumps({"format": 1} | record, indent=1, default=str))
+
+    def _adaptation(self) -> dict[str, Any]:
+        """Return how the model adapts, and what that costs."""
+        model = self.model
+        return {
+            "method": model.method.info.name,
+            "settings": model.stored_settings(),
+            "guard": model.guard is not None,
+            "trainable_values": sum(parameter.numel() for parameter in model.method.trainable.values()),
+            "versions": environment(),
+            "gflops_per_image": self.work.gflops_per_image,
+            "source_gflops_per_image": self.source_work.gflops_per_image,
+            "peak_bytes": peak_memory(),
+        }

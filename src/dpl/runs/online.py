@@ -28,7 +28,7 @@ class BatchResult(Generic[B]):
     confidences: list[float]
     seconds: float  # inside the model, without loading; on a GPU with the copy of the images
     skipped_because: str | None  # why the model was not updated; None if it was
-    log_probabilities: Tensor | None = None  # of all classes [B, C], in single precision
+    log_probabilities: Tensor  # of all classes [B, C], in single precision
 
 
 def online(
@@ -85,9 +85,8 @@ class OnlineResult:
         self.predictions += result.predictions
         self.confidences += result.confidences
         self.labels += result.batch.tolist()
-        if result.log_probabilities is not None:
-            true = result.batch.to(result.log_probabilities.device).clamp(min=0)
-            self.log_likelihoods += result.log_probabilities.gather(1, true[:, None]).flatten().tolist()
+        true = result.batch.to(result.log_probabilities.device).clamp(min=0)
+        self.log_likelihoods += result.log_probabilities.gather(1, true[:, None]).flatten().tolist()
         self.batches += 1
         self.seconds += result.seconds
         if result.skipped_because is None:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpl.methods.model_state import stays_on_host
 from dpl.model.adaptive import AdaptiveModel
-from dpl.testing.checks import Subject, changed_keys
+from dpl.testing import Subject, changed_keys
 
 __all__ = ["DeviceRun", "FailAt", "HostReads", "Injected", "count_operations", "first_change", "run_on_meta"]
 
@@ -133,7 +133,7 @@ def _everything_moved(model: AdaptiveModel) -> None:
         raise AssertionError(f"these were left on the CPU: {left[:4]}")
 
 
-class Injected(Exception):  # noqa: N818 - stands for any exception
+class Injected(Exception):
     """The exception that is raised on purpose."""
 
 

@@ -1,7 +1,9 @@
-"""What every method promises, on any network.
+"""The conformance suite: what every method promises, checked on any network. It uses the public model alone.
 
-Each check is a function of a `Subject` that raises AssertionError with a sentence; `check_method` runs them all. Third
-parties run it on their own registered methods.
+    from dpl.testing import check_method
+    check_method("my_method", network, batches)
+
+Each check is a function of a `Subject` that raises AssertionError with a sentence; `check_method` runs them all.
 """
 
 import copy
