@@ -111,7 +111,7 @@ class Network:
     @property
     def samples_are_independent(self) -> bool:
         """Whether a pass over some images gives each of them the output of a pass over the whole batch."""
-        return self.per_sample and self.norm.per_sample
+        return self.per_sample and (not self.norm.layers or isinstance(self.norm.rule, RunningStatistics))
 
     @property
     def classifier(self) -> nn.Linear:

@@ -53,11 +53,6 @@ class NormControl:
     targets: Statistics = field(default_factory=dict)  # averages that the next pass of a layer enters (for exports)
     target_momentum: float = 0.0  # its weight in them
 
-    @property
-    def per_sample(self) -> bool:
-        """Whether the rule normalises each sample without regard to the others."""
-        return not self.layers or isinstance(self.rule, RunningStatistics)
-
     @cached_property
     def columns(self) -> dict[Any, slice]:
         """Where the channels of each layer with running statistics lie in a tensor of all of them, side by side."""
