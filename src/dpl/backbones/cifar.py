@@ -17,17 +17,11 @@ __all__ = [
     "conv3x3",
 ]  # fmt: skip
 
-_Block = Callable[[int, int, int], nn.Module]  # from input channels, output channels and stride
+_Block = Callable[..., nn.Module]  # from input channels, output channels and stride
 
 
-def conv3x3(inputs: int, outputs: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """Return a 3x3 convolution that keeps the image size (divided by `stride`), without bias."""
-    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, groups=groups, bias=False)
-
-
-def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    """Return a 1x1 convolution without bias."""
-    return nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+conv3x3 = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)  # the image size divided by the stride
+conv1x1 = partial(nn.Conv2d, kernel_size=1, bias=False)
 
 
 class MeanPool(nn.Module):
@@ -43,11 +37,11 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, shortcut: _Block, relu: bool = True) -> None:
         super().__init__()
-        self.conv1 = conv3x3(inputs, outputs, stride)
+        self.conv1 = conv3x3(inputs, outputs, stride=stride)
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = conv3x3(outputs, outputs)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut = shortcut(inputs, outputs, stride)
+        self.shortcut = shortcut(inputs, outputs, stride=stride)
         self._relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,7 +66,9 @@ class _PaddedShortcut(nn.Module):
 
 def _projection(inputs: int, outputs: int, stride: int) -> nn.Module:
     """Return a shortcut with BN where the width changes, and nothing elsewhere."""
-    return nn.Sequential(*([] if inputs == outputs else [conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs)]))
+    if inputs == outputs:
+        return nn.Sequential()
+    return nn.Sequential(conv1x1(inputs, outputs, stride=stride), nn.BatchNorm2d(outputs))
 
 
 class _WideBlock(nn.Module):
@@ -81,10 +77,10 @@ class _WideBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(inputs)
-        self.conv1 = conv3x3(inputs, outputs, stride)
+        self.conv1 = conv3x3(inputs, outputs, stride=stride)
         self.bn2 = nn.BatchNorm2d(outputs)
         self.conv2 = conv3x3(outputs, outputs)
-        self.convShortcut = conv1x1(inputs, outputs, stride) if inputs != outputs else None
+        self.convShortcut = conv1x1(inputs, outputs, stride=stride) if inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.bn1(x))
@@ -101,7 +97,7 @@ class _Bottleneck(nn.Module):
         width = outputs // 2
         self.conv_reduce = conv1x1(inputs, width)
         self.bn_reduce = nn.BatchNorm2d(width)
-        self.conv_conv = conv3x3(width, width, stride, groups=4)
+        self.conv_conv = conv3x3(width, width, stride=stride, groups=4)
         self.bn = nn.BatchNorm2d(width)
         self.conv_expand = conv1x1(width, outputs)
         self.bn_expand = nn.BatchNorm2d(outputs)
@@ -138,7 +134,7 @@ class DebugCNN(nn.Sequential):
 
     def __init__(self, num_classes: int) -> None:
         layers: dict[str, nn.Module] = {
-            f"layer{i}": nn.Sequential(conv3x3(inputs, outputs, stride), nn.BatchNorm2d(outputs), nn.ReLU())
+            f"layer{i}": nn.Sequential(conv3x3(inputs, outputs, stride=stride), nn.BatchNorm2d(outputs), nn.ReLU())
             for i, (inputs, outputs, stride) in enumerate(((3, 8, 1), (8, 16, 2), (16, 32, 2)), 1)
         }
         super().__init__(OrderedDict(layers, pool=MeanPool(), fc=nn.Linear(32, num_classes)))

@@ -70,7 +70,7 @@ class ZeroShot(nn.Module):
 
 
 def keep_classes(network: nn.Module, outputs: Sequence[int], classifier: str | None = None) -> nn.Module:
-    """Replace the linear classifier of `network` by one with the rows `outputs`, in this order; return the network.
+    """Keep the rows `outputs` of the linear classifier of `network`, in this order; return the network.
 
     ImageNet-R and ImageNet-A are evaluated in this way: `keep_classes(network, benchmark.outputs)`.
     """
@@ -81,11 +81,8 @@ def keep_classes(network: nn.Module, outputs: Sequence[int], classifier: str | N
     rows = torch.as_tensor(list(outputs), dtype=torch.long)
     if len(rows) < 2 or len(set(outputs)) < len(rows) or rows.min() < 0 or rows.max() >= layer.out_features:
         raise SettingError(f"outputs: expected at least two different numbers from 0 to {layer.out_features - 1}")
-    kept = nn.Linear(layer.in_features, len(rows), layer.bias is not None, layer.weight.device, layer.weight.dtype)
-    with torch.no_grad():
-        kept.weight.copy_(layer.weight[rows])
-        if layer.bias is not None:
-            kept.bias.copy_(layer.bias[rows])
-    parent, _, child = name.rpartition(".")
-    setattr(network.get_submodule(parent), child, kept)
+    layer.out_features = len(rows)
+    layer.weight = nn.Parameter(layer.weight.detach()[rows])
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(layer.bias.detach()[rows])
     return network

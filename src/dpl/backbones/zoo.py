@@ -109,16 +109,17 @@ def available(pattern: str = "*") -> list[str]:
 
 def _build(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Module, Normalise]:
     """Return the network without normalisation, and its default normalisation."""
-    if record := OWN.get(name):
-        if pretrained:
-            origin = record.checkpoints or "your own training: no weights are published"
-            raise SettingError(f"pretrained=True: {name} is never downloaded; pass weights=<file> (from {origin}).")
+    record, imported = OWN.get(name), ":" in name or name in entry_points(_GROUP)
+    if pretrained and (record or imported):
+        origin = (record and record.checkpoints) or "your own training: no weights are published"
+        raise SettingError(f"pretrained=True: {name} is never downloaded; pass weights=<file> (from {origin}).")
+    if record:
         return record.build(num_classes or record.classes), record.normalise
     if is_pretrained_folder(name):
         return build_pretrained(Path(name), num_classes)
     sizes = {} if num_classes is None else {"num_classes": num_classes}
-    if ":" in name or name in entry_points(_GROUP):
-        return _build_imported(name, sizes, pretrained), "none"
+    if imported:
+        return _build_imported(name, sizes), "none"
     if name.startswith(_TORCHVISION):
         return _build_torchvision(name, sizes, pretrained), "imagenet"
     timm = optional("timm", "bench")
@@ -128,11 +129,9 @@ def _build(name: str, num_classes: int | None, pretrained: bool) -> tuple[nn.Mod
     return network, (network.pretrained_cfg["mean"], network.pretrained_cfg["std"])
 
 
-def _build_imported(name: str, sizes: dict[str, int], pretrained: bool) -> nn.Module:
+def _build_imported(name: str, sizes: dict[str, int]) -> nn.Module:
     """Call the function that a path or an entry point names; it gets `num_classes` if that is known."""
     build = import_object(name) if ":" in name else entry_points(_GROUP)[name].load()
-    if pretrained:
-        raise SettingError(f"pretrained=True: {name} is a network of your own; pass weights=<file>.")
     if not callable(build):
         raise SettingError(f"{name} is {type(build).__name__}: expected a function or class that makes a network.")
     network = build(**sizes)
