@@ -37,14 +37,6 @@ class ClusterOptions(Checked):
     executor: str = setting("slurm", "local: processes of this machine", choices=("slurm", "local", "debug"))
     extra: dict[str, Any] = field(default_factory=dict)  # of submitit, such as `slurm_partition`
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.address is not None and self.address.startswith("ray://"):
-            raise SettingError(
-                f"address={self.address!r}: Ray's client has no node that sees the data; run this command on a node of "
-                "the cluster, with --address auto"
-            )
-
 
 class _Job(NamedTuple):
     """What a node does; submitit asks for its checkpoint when the time limit is reached."""
@@ -129,7 +121,10 @@ def _connected(ray: Any, options: ClusterOptions) -> Iterator[None]:
         ray.init(address or "local", logging_level="ERROR", log_to_driver=False, **({} if address else local))
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise DplError(f"address={address!r}: no Ray cluster can be joined there ({reason})") from error
+        raise DplError(
+            f"address={address!r}: no Ray cluster can be joined there ({reason}); expected the HOST:PORT of a cluster "
+            "with this machine as a node, or auto. Ray's client, ray://, is none"
+        ) from error
     try:
         yield
     finally:

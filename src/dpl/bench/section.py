@@ -69,6 +69,7 @@ class Section(StreamSettings):
     def __post_init__(self) -> None:
         """Refuse keys that the protocol or the data set would silently ignore."""
         super().__post_init__()
+        make_transform(self.transform)
         by_domain = self.protocol in BY_DOMAIN
         conflicts = [
             (by_domain and self.dataset not in DOMAINS,
@@ -150,9 +151,7 @@ def load_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as an experiment file ({error})") from error
     except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        where = f", line {place.line + 1}" if place else ""
-        raise SettingError(f"{path}{where}: not YAML ({getattr(error, 'problem', error)})") from error
+        raise SettingError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
         raise SettingError(f"{path}: expected keys such as dataset, network, methods; found {type(content).__name__}")
     return {str(key): value for key, value in content.items()}
@@ -201,6 +200,7 @@ def _source(key: str, value: Any) -> str | dict[str, Any]:
         raise SettingError(f"{key}={value!r}: expected 'rest', or a mapping with {known}")
     with within(key):
         source = _read(SourceData, value)
+        make_transform(source.transform or "unchanged")
         if source.dataset == FOLDER and not source.domains:
             raise SettingError("dataset: folder needs domains: [path below the data folder]")
     return {name: getattr(source, name) for name in value if value[name] is not None}  # others may be the method's
@@ -235,15 +235,9 @@ def _methods(key: str, value: Any) -> tuple[MethodEntry, ...]:
     return tuple(entries)
 
 
-def _transform(_key: str, value: Any) -> str:
-    make_transform(str(value))
-    return str(value)
-
-
 _READERS: dict[str, Callable[[str, Any], Any]] = {  # by the key, which each is given with what the file says
     "corrupt": lambda key, value: (0 if value else None) if isinstance(value, bool) else value,
     "methods": _methods,
-    "transform": _transform,
     "settings": _mapping,
     "source": _source,
     "selection": _grid,
