@@ -1,4 +1,4 @@
-"""Orders within a segment, as positions; all but `long_tailed` return every one exactly once."""
+"""Orders within a segment, as positions: each returns every one exactly once."""
 
 import random
 from hashlib import sha256
@@ -7,7 +7,7 @@ import numpy as np
 
 from dpl.streams.domain import IntArray
 
-__all__ = ["by_class", "dirichlet", "long_tailed", "python_shuffle", "seeded"]
+__all__ = ["by_class", "dirichlet", "python_shuffle", "seeded"]
 
 
 def seeded(seed: int, *parts: str | int) -> np.random.Generator:
@@ -46,20 +46,3 @@ def dirichlet(labels: IntArray, base: IntArray, delta: float, generator: np.rand
             slots[unfilled[piece]].append(members[bounds[piece] : bounds[piece + 1]])
         filled[unfilled] += np.diff(bounds)
     return np.concatenate([slot[i] for slot in slots for i in generator.permutation(len(slot))])
-
-
-def long_tailed(labels: IntArray, base: IntArray, imbalance: float, generator: np.random.Generator) -> IntArray:
-    """Keep fewer samples of some classes: the most frequent class has `imbalance` times as many as the rarest.
-
-    Class sizes fall exponentially, as in the long-tailed versions of CIFAR, over the classes in random order. Every
-    class keeps at least one sample; the kept ones stay in the order of `base`.
-    """
-    classes, counts = np.unique(labels, return_counts=True)
-    rank = generator.permutation(len(classes)) / max(len(classes) - 1, 1)
-    sizes = np.maximum(1, np.floor(counts.min() * imbalance**-rank)).astype(np.int64)
-    places = np.searchsorted(classes, labels[base])
-    grouped = np.argsort(places, kind="stable")
-    within = np.arange(len(base)) - np.searchsorted(places[grouped], places[grouped])
-    kept = np.zeros(len(base), dtype=bool)
-    kept[grouped] = within < sizes[places[grouped]]
-    return base[kept]

@@ -48,7 +48,6 @@ class Order(Checked):
     # Outside this range proportions overflow or are 0 and 1.
     delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=1e-9, high=1e9)
     visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
-    imbalance: float | None = setting(None, "label shift: most frequent class over rarest", low=1, later=True)
 
 
 _Stop = tuple[str, int | None, tuple[int, ...], int]  # name, severity, domains and visit of a segment
@@ -60,8 +59,7 @@ def plan(protocol: str, domains: Sequence[Domain], *, seed: int = 0, **options: 
     `order="numpy"` shuffles every segment on its own, by the seed and by the segment's name and visit alone.
     `order="python"` seeds Python's generator again for each segment, so that domains of equal length share one
     permutation, as in the RMT library. `delta` turns the class-sorted order of the correlated protocols into a
-    Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence. `imbalance` shifts the labels:
-    the most frequent class of a segment has so many times the samples of the rarest.
+    Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence.
     """
     if protocol not in PROTOCOLS:
         raise SettingError(f"unknown protocol {protocol!r}. {did_you_mean(str(protocol), PROTOCOLS)}")
@@ -83,8 +81,6 @@ def plan(protocol: str, domains: Sequence[Domain], *, seed: int = 0, **options: 
             arrival = orders.dirichlet(labels, arrival, wanted.delta, generator)
         elif chosen.correlated:
             arrival = orders.by_class(labels, arrival)
-        if wanted.imbalance is not None:
-            arrival = orders.long_tailed(labels, arrival, wanted.imbalance, generator)
         segments.append(Segment(name, rows[arrival], chosen.reset == "each" or not segments, severity, visit))
     return segments
 
