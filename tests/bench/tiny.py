@@ -97,7 +97,7 @@ def unit_of(root: Path, dataset: str, method: str = "source", **fields) -> tuple
     return Unit(dataset=dataset, method=method, weights=digest, settings=settings, **fields), context
 
 
-TIMES = ("seconds_per_image", "prepare_seconds", "peak_bytes")
+TIMES = ("seconds_per_image", "peak_bytes")
 
 
 def without_times(rows: list[dict]) -> list[dict]:

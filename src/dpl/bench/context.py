@@ -1,7 +1,6 @@
 """What a machine adds to experiments: where their files are, caches, and models that are kept from unit to unit."""
 
 import json
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from dpl.data.imagenet_variants import IMAGENET_VARIANTS
 from dpl.data.sets import joined
 from dpl.data.transforms import make_transform
 from dpl.model.adaptive import AdaptiveModel, adapt
-from dpl.streams.orders import seeded
+from dpl.streams.protocol import seeded
 
 __all__ = ["BenchContext", "PreparedModel", "SourceBatches"]
 
@@ -50,10 +49,9 @@ class SourceBatches:
 
 
 class PreparedModel(NamedTuple):
-    """An adaptive model, how long it took to make, and what source images it was given."""
+    """An adaptive model, and what source images it was given."""
 
     model: AdaptiveModel
-    seconds: float
     source: str
 
 
@@ -145,9 +143,8 @@ class BenchContext:
             network = self.source_network(unit, len(first.images.classes))
             source = None if unit.source is None else self._source(unit, unit.source, first)
             used = "none" if source is None else f"{len(source.images):,} images of {source.images.name}"
-            start = time.perf_counter()
             model = adapt(network, unit.method, source=source, **with_tuples(unit.settings))
-            self._model = (key, PreparedModel(model, time.perf_counter() - start, used))
+            self._model = (key, PreparedModel(model, used))
         prepared = self._model[1]
         prepared.model.reset()
         torch.manual_seed(unit.seed)

@@ -178,9 +178,7 @@ def _source(section: Section, entry: MethodEntry, unit: Unit) -> SourceData | No
     if kind_of(entry.method).info.source == "never":
         return None
     values: dict[str, Any] = {"dataset": section.dataset, "batch_size": unit.batch_size}
-    if section.source == "rest":
-        values["part"] = "rest"
-    elif isinstance(section.source, Mapping):
+    if section.source is not None:
         values |= section.source
     elif section.protocol in BY_DOMAIN:
         values |= {"domains": unit.trained_on, "part": unit.part}

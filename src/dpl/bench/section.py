@@ -62,7 +62,7 @@ class Section(StreamSettings):
     classes: str | None = setting(None, "file that lists the classes of the data set to use")
     seeds: tuple[int, ...] = setting((0,), "seeds of split, stream order and method", low=0)
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "settings for all methods"})
-    source: str | Mapping[str, Any] | None = setting(None, "source images for methods that need them, or rest")
+    source: Mapping[str, Any] | None = setting(None, "source images for methods that need them, or rest")
     selection: SettingGrid | None = setting(None, "settings to choose on the source domains; true: the paper's")
     oracle: bool = setting(False, "also report the settings that are best on the target")
 
@@ -84,7 +84,7 @@ class Section(StreamSettings):
             (self.domains and by_domain, "domains: this protocol names its streams by targets"),
             (self.corrupt is not None and self.dataset not in CLEAN,
              f"corrupt: {self.dataset} is not a set of clean images ({', '.join(CLEAN)})"),
-            (self.source == "rest" and self.corrupt is None,
+            (self.source == {"part": "rest"} and self.corrupt is None,
              "source: rest is for clean images that are corrupted here"),
         ]  # fmt: skip
         for is_wrong, message in conflicts:
@@ -192,12 +192,11 @@ def _mapping(key: str, value: Any) -> dict[str, Any]:
     return {str(name): entry for name, entry in value.items()}
 
 
-def _source(key: str, value: Any) -> str | dict[str, Any]:
+def _source(key: str, value: Any) -> dict[str, Any]:
     if value == "rest":
-        return "rest"
-    if not isinstance(value, Mapping) or "dataset" not in value:
-        known = ", ".join(f.name for f in dataclasses.fields(SourceData))
-        raise SettingError(f"{key}={value!r}: expected 'rest', or a mapping with {known}")
+        return {"part": "rest"}
+    if not isinstance(value, Mapping):
+        raise SettingError(f"{key}={value!r}: expected 'rest', or a mapping such as {{dataset: NAME, split: train}}")
     with within(key):
         source = _read(SourceData, value)
         make_transform(source.transform or "unchanged")
