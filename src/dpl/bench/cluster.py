@@ -1,6 +1,6 @@
 """A grid on a cluster: tasks of Ray or jobs of Slurm, each of which runs what no other has claimed.
 
-All nodes share a file system with the data and the results.
+All nodes share a file system with the data and the results, and its locks.
 """
 
 import math
@@ -32,7 +32,7 @@ class ClusterOptions(Checked):
     memory_gb: float | None = setting(None, "memory of a run; None: not counted, or the cluster's default", low=0)
     retries: int = setting(3, "how often a run whose process or node died, or a round of jobs, is retried", low=0)
     address: str | None = setting(None, "of a running Ray cluster, or auto; None: a new one for this run")
-    jobs: int = setting(1, "jobs of Slurm that run at once", low=1)
+    jobs: int = setting(1, "jobs that run at once; on Ray at least as many as it has room for", low=1)
     hours: float = setting(24.0, "time limit of a job; one that reaches it is queued again", low=0)
     executor: str = setting("slurm", "local: processes of this machine", choices=("slurm", "local", "debug"))
     extra: dict[str, Any] = field(default_factory=dict)  # of submitit, such as `slurm_partition`

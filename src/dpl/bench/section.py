@@ -67,11 +67,19 @@ class Section(StreamSettings):
     oracle: bool = setting(False, "also report the settings that are best on the target")
 
     def __post_init__(self) -> None:
-        """Refuse keys that the protocol or the data set would silently ignore."""
         super().__post_init__()
         make_transform(self.transform)
+        for is_wrong, message in self._conflicts():
+            if is_wrong:
+                raise SettingError(message)
+        valid = {name for entry in self.methods for name in settings_of(entry.method)}
+        for name in [name for name in (*self.settings, *(self.selection or {})) if name not in valid]:
+            raise SettingError(f"settings: no method here has {name!r}. {did_you_mean(name, valid)}")
+
+    def _conflicts(self) -> list[tuple[Any, str]]:
+        """Return for each key that would silently be ignored whether it is so here, and what to say."""
         by_domain = self.protocol in BY_DOMAIN
-        conflicts = [
+        return [
             (by_domain and self.dataset not in DOMAINS,
              f"protocol {self.protocol}: needs a data set of domains, {self.dataset} is not"),
             (self.dataset == FOLDER and not self.domains,
@@ -87,12 +95,6 @@ class Section(StreamSettings):
             (self.source == {"part": "rest"} and self.corrupt is None,
              "source: rest is for clean images that are corrupted here"),
         ]  # fmt: skip
-        for is_wrong, message in conflicts:
-            if is_wrong:
-                raise SettingError(message)
-        valid = {name for entry in self.methods for name in settings_of(entry.method)}
-        for name in [name for name in (*self.settings, *(self.selection or {})) if name not in valid]:
-            raise SettingError(f"settings: no method here has {name!r}. {did_you_mean(name, valid)}")
 
 
 def read_sections(path: Path) -> tuple[str, list[Section]]:
