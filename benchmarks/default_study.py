@@ -68,7 +68,7 @@ class Guarded(BenchContext):
     def prepared(self, stream: UnitStream) -> PreparedModel:
         network = self.source_network(stream.unit, len(stream.parts[0].images.classes))
         torch.manual_seed(stream.unit.seed)
-        return PreparedModel(dpl.adapt(network), 0.0, "none")
+        return PreparedModel(dpl.adapt(network), "none")
 
 
 def guard(data: Path, weights: Path, store: Path, file: str) -> None:

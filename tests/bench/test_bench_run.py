@@ -118,7 +118,6 @@ def test_corruptions_made_here_are_those_of_the_library_and_are_kept(tmp_path):
     make_cifar(tmp_path, "npz", count=20)
     make_weights(tmp_path / "weights" / "cifar10.safetensors", 10)
     unit, context = unit_of(tmp_path, "cifar10", domains=("fog",), severities=(3,), corrupt=5, limit=6)
-    context.cache = tmp_path / "cache"
     (part,) = UnitStream(unit, context).parts
     clean = open_benchmark("cifar10", tmp_path)["test"]
     whole = corrupt(clean.source.pixels, "fog", 3, seed=5)
@@ -155,7 +154,7 @@ def test_source_batches_come_in_the_same_random_order_each_time(everything):
     batches = SourceBatches(joined([pacs["photo"], pacs["sketch"]]), "unchanged", 5, seed=1)
     one, two = ([labels.tolist() for _, labels in batches] for _ in range(2))
     assert one == two
-    assert len(one) == len(batches) == 9
+    assert len(one) == 9
     flat = [label for batch in one for label in batch]
     assert flat != sorted(flat)
     assert sorted(flat) == sorted([*pacs["photo"].labels, *pacs["sketch"].labels])
@@ -187,14 +186,6 @@ def test_the_likelihood_of_the_true_class_is_kept_beside_the_confidence(everythi
     assert (likelihood[~right] <= 1 - arrays["confidence"][~right] + 1e-3).all()
     assert record["nll"] == pytest.approx(-arrays["log_likelihood"].astype(float).mean(), rel=1e-3)
     assert record["nll"] > 0
-
-
-def test_label_shift_streams_fewer_images(everything):
-    plain, context = unit_of(everything, "pacs", "source", domains=("sketch",))
-    shifted, _ = unit_of(everything, "pacs", "source", domains=("sketch",), imbalance=3.0)
-    counts = run_unit(shifted, context).records[0]["per_class_n"]
-    assert max(counts) == 3 * min(counts)
-    assert shifted.key != plain.key
 
 
 def test_a_fast_stream_leaves_no_time_to_adapt(everything):

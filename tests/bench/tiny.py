@@ -90,14 +90,14 @@ def context_of(root: Path, grid: ExperimentGrid, **options) -> BenchContext:
 
 def unit_of(root: Path, dataset: str, method: str = "source", **fields) -> tuple[Unit, BenchContext]:
     """Return a unit on one of the tiny sets, and a context in which it runs."""
-    context = BenchContext(root, root / "weights", root)
+    context = BenchContext(root, root / "weights", root, cache=root / "cache")
     digest = context.digest(root / "weights" / f"{dataset}.safetensors")
     settings = resolved_settings(method, fields.pop("settings", {}))
     fields = {"batch_size": 8, "seed": 0, "network": "debug_cnn", **fields}
     return Unit(dataset=dataset, method=method, weights=digest, settings=settings, **fields), context
 
 
-TIMES = ("seconds_per_image", "prepare_seconds", "peak_bytes")
+TIMES = ("seconds_per_image", "peak_bytes")
 
 
 def without_times(rows: list[dict]) -> list[dict]:

@@ -10,10 +10,8 @@ from dpl.bench.run import Outcome, run_unit
 from dpl.bench.store import Store
 from dpl.bench.tables import cell_rows, frame, measured_tables
 from dpl.bench.unit import Candidate, Cell, SourceData, Unit
-from dpl.runs.online import OnlineResult, evaluate
 
 __all__ = [
-    "BenchContext", "Candidate", "Cell", "ExperimentGrid", "GridRun", "OnlineResult", "Outcome",
-    "SourceData", "Store", "Unit", "UnitProgress", "cell_rows", "evaluate", "frame", "measured_tables", "read_grid",
-    "run_in_processes", "run_unit",
+    "BenchContext", "Candidate", "Cell", "ExperimentGrid", "GridRun", "Outcome", "SourceData", "Store", "Unit",
+    "UnitProgress", "cell_rows", "frame", "measured_tables", "read_grid", "run_in_processes", "run_unit",
 ]  # fmt: skip

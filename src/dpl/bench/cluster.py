@@ -1,6 +1,6 @@
 """A grid on a cluster: tasks of Ray or jobs of Slurm, each of which runs what no other has claimed.
 
-All nodes share a file system with the data and the results.
+All nodes share a file system with the data and the results, and its locks.
 """
 
 import math
@@ -32,18 +32,10 @@ class ClusterOptions(Checked):
     memory_gb: float | None = setting(None, "memory of a run; None: not counted, or the cluster's default", low=0)
     retries: int = setting(3, "how often a run whose process or node died, or a round of jobs, is retried", low=0)
     address: str | None = setting(None, "of a running Ray cluster, or auto; None: a new one for this run")
-    jobs: int = setting(1, "jobs of Slurm that run at once", low=1)
+    jobs: int = setting(1, "jobs that run at once; on Ray at least as many as it has room for", low=1)
     hours: float = setting(24.0, "time limit of a job; one that reaches it is queued again", low=0)
     executor: str = setting("slurm", "local: processes of this machine", choices=("slurm", "local", "debug"))
     extra: dict[str, Any] = field(default_factory=dict)  # of submitit, such as `slurm_partition`
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.address is not None and self.address.startswith("ray://"):
-            raise SettingError(
-                f"address={self.address!r}: Ray's client has no node that sees the data; run this command on a node of "
-                "the cluster, with --address auto"
-            )
 
 
 class _Job(NamedTuple):
@@ -129,7 +121,10 @@ def _connected(ray: Any, options: ClusterOptions) -> Iterator[None]:
         ray.init(address or "local", logging_level="ERROR", log_to_driver=False, **({} if address else local))
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise DplError(f"address={address!r}: no Ray cluster can be joined there ({reason})") from error
+        raise DplError(
+            f"address={address!r}: no Ray cluster can be joined there ({reason}); expected the HOST:PORT of a cluster "
+            "with this machine as a node, or auto. Ray's client, ray://, is none"
+        ) from error
     try:
         yield
     finally:

@@ -1,12 +1,10 @@
 """What a machine adds to experiments: where their files are, caches, and models that are kept from unit to unit."""
 
 import json
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +23,7 @@ from dpl.data.imagenet_variants import IMAGENET_VARIANTS
 from dpl.data.sets import joined
 from dpl.data.transforms import make_transform
 from dpl.model.adaptive import AdaptiveModel, adapt
-from dpl.streams.orders import seeded
+from dpl.streams.protocol import seeded
 
 __all__ = ["BenchContext", "PreparedModel", "SourceBatches"]
 
@@ -49,15 +47,11 @@ class SourceBatches:
             images = batch.images.to(self.device, memory_format=torch.channels_last)
             yield images, batch.labels.to(self.device)
 
-    def __len__(self) -> int:
-        return -(-len(self.images) // self.batch_size)
-
 
 class PreparedModel(NamedTuple):
-    """An adaptive model, how long it took to make, and what source images it was given."""
+    """An adaptive model, and what source images it was given."""
 
     model: AdaptiveModel
-    seconds: float
     source: str
 
 
@@ -69,18 +63,17 @@ class BenchContext:
     weights: Path = Path()  # folder of the source weights
     config: Path = Path()  # folder of the experiment file
     files: dict[str, Path] = field(default_factory=dict)  # weight and list files by the SHA-256 of their content
-    cache: Path | None = None  # folder for regenerated corruptions; None: a temporary one
+    cache: Path = Path("cache")  # folder for regenerated corruptions
     decoded: Path | None = None  # folder for decoded images; None: they are decoded each time
     device: str = "cpu"
     _digests: dict[Path, str] = field(default_factory=dict)
     _open: dict[str, tuple[Benchmark, tuple[str, ...]]] = field(default_factory=dict)
     _network: tuple[str, nn.Module] | None = None
     _model: tuple[str, PreparedModel] | None = None
-    _temporary: TemporaryDirectory[str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what is open out of copies for other processes: they open their own."""
-        return vars(self) | {"_open": {}, "_network": None, "_model": None, "_temporary": None}
+        return vars(self) | {"_open": {}, "_network": None, "_model": None}
 
     def absolute(self) -> "BenchContext":
         """Return the context for processes that start in another folder."""
@@ -138,13 +131,6 @@ class BenchContext:
             raise DataError(f"no file with the SHA-256 {digest[:16]}... was given; name it in the experiment file")
         return self.files[digest]
 
-    def cache_folder(self) -> Path:
-        """Return the folder for what is made on the spot."""
-        if self.cache is None:
-            self._temporary = self._temporary or TemporaryDirectory(prefix="dpl-bench-")
-            return Path(self._temporary.name)
-        return self.cache
-
     def prepared(self, stream: UnitStream) -> PreparedModel:
         """Return the unit's adaptive model at its source state; the last one is kept, since many units share it."""
         unit, first = stream.unit, stream.parts[0]
@@ -157,9 +143,8 @@ class BenchContext:
             network = self.source_network(unit, len(first.images.classes))
             source = None if unit.source is None else self._source(unit, unit.source, first)
             used = "none" if source is None else f"{len(source.images):,} images of {source.images.name}"
-            start = time.perf_counter()
             model = adapt(network, unit.method, source=source, **with_tuples(unit.settings))
-            self._model = (key, PreparedModel(model, time.perf_counter() - start, used))
+            self._model = (key, PreparedModel(model, used))
         prepared = self._model[1]
         prepared.model.reset()
         torch.manual_seed(unit.seed)

@@ -1,7 +1,6 @@
 """From an experiment file to cells: every method on every stream with every seed, and the weights that belong to it."""
 
 import dataclasses
-import json
 import string
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from dpl.bench.domains import CORRUPTED, DOMAINS, FOLDER, known_domains
 from dpl.bench.section import BY_DOMAIN, LEAVE_ONE_OUT, SINGLE_SOURCE, MethodEntry, Section, read_sections, within
 from dpl.bench.unit import Candidate, Cell, SourceData, StreamSettings, Unit, kind_of, resolved_settings, settings_of
 from dpl.core.errors import DataError, SettingError, did_you_mean
+from dpl.core.files import read_json
 from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import choose_domains, normalise_name
 from dpl.streams import PROTOCOLS
@@ -162,11 +162,9 @@ def _check_training(weights: Path, section: Section, stream: Unit) -> None:
     wanted |= {"target": _target(stream) if leave_one_out else None, "source": _only_source(section, stream)}
     if leave_one_out or section.selection:  # held-out or training images are used by the split
         wanted["trial_seed"] = stream.seed
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
-        found = {key: settings[key] for key in wanted}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: damaged ({error}); train the source model again") from error
+    found = read_json(path).get("settings")
+    if not isinstance(found, dict) or not wanted.keys() <= found.keys():
+        raise DataError(f"{path}: damaged, it does not name {', '.join(wanted)}; train the source model again")
     for key, value in wanted.items():
         if normalise_name(str(found[key])) != normalise_name(str(value)):
             raise DataError(
@@ -180,9 +178,7 @@ def _source(section: Section, entry: MethodEntry, unit: Unit) -> SourceData | No
     if kind_of(entry.method).info.source == "never":
         return None
     values: dict[str, Any] = {"dataset": section.dataset, "batch_size": unit.batch_size}
-    if section.source == "rest":
-        values["part"] = "rest"
-    elif isinstance(section.source, Mapping):
+    if section.source is not None:
         values |= section.source
     elif section.protocol in BY_DOMAIN:
         values |= {"domains": unit.trained_on, "part": unit.part}

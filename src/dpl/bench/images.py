@@ -59,8 +59,8 @@ class UnitStream:
         if unit.corrupt is None or severity is None:
             images = whole.subset(positions)
         else:
-            transform, cache = make_transform(unit.transform), self.context.cache_folder()
-            images = regenerated(whole, positions, transform, name, severity, seed=unit.corrupt, cache=cache)
+            transform, seed, cache = make_transform(unit.transform), unit.corrupt, self.context.cache
+            images = regenerated(whole, positions, transform, name, severity, seed=seed, cache=cache)
         return StreamedDomain(Domain(name, images.labels, severity), images, positions, len(whole), notes)
 
     def members(self, segment: Segment) -> dict[int, StreamedDomain]:

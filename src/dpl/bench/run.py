@@ -131,7 +131,6 @@ def _shared(stream: UnitStream, prepared: PreparedModel) -> Record:
         "trainable_values": sum(parameter.numel() for parameter in model.method.trainable.values()),
         "trainable_sha256": hashlib.sha256("\n".join(names).encode()).hexdigest(),
         "source_data": prepared.source,
-        "prepare_seconds": prepared.seconds,
         "data": {part.domain.title: {"streamed": len(part.images), "whole": part.whole} for part in parts},
         "data_notes": list(dict.fromkeys(note for part in parts for note in part.notes)),
         "layout": "channels_last",

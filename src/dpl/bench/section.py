@@ -62,15 +62,24 @@ class Section(StreamSettings):
     classes: str | None = setting(None, "file that lists the classes of the data set to use")
     seeds: tuple[int, ...] = setting((0,), "seeds of split, stream order and method", low=0)
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "settings for all methods"})
-    source: str | Mapping[str, Any] | None = setting(None, "source images for methods that need them, or rest")
+    source: Mapping[str, Any] | None = setting(None, "source images for methods that need them, or rest")
     selection: SettingGrid | None = setting(None, "settings to choose on the source domains; true: the paper's")
     oracle: bool = setting(False, "also report the settings that are best on the target")
 
     def __post_init__(self) -> None:
-        """Refuse keys that the protocol or the data set would silently ignore."""
         super().__post_init__()
+        make_transform(self.transform)
+        for is_wrong, message in self._conflicts():
+            if is_wrong:
+                raise SettingError(message)
+        valid = {name for entry in self.methods for name in settings_of(entry.method)}
+        for name in [name for name in (*self.settings, *(self.selection or {})) if name not in valid]:
+            raise SettingError(f"settings: no method here has {name!r}. {did_you_mean(name, valid)}")
+
+    def _conflicts(self) -> list[tuple[Any, str]]:
+        """Return for each key that would silently be ignored whether it is so here, and what to say."""
         by_domain = self.protocol in BY_DOMAIN
-        conflicts = [
+        return [
             (by_domain and self.dataset not in DOMAINS,
              f"protocol {self.protocol}: needs a data set of domains, {self.dataset} is not"),
             (self.dataset == FOLDER and not self.domains,
@@ -83,15 +92,9 @@ class Section(StreamSettings):
             (self.domains and by_domain, "domains: this protocol names its streams by targets"),
             (self.corrupt is not None and self.dataset not in CLEAN,
              f"corrupt: {self.dataset} is not a set of clean images ({', '.join(CLEAN)})"),
-            (self.source == "rest" and self.corrupt is None,
+            (self.source == {"part": "rest"} and self.corrupt is None,
              "source: rest is for clean images that are corrupted here"),
         ]  # fmt: skip
-        for is_wrong, message in conflicts:
-            if is_wrong:
-                raise SettingError(message)
-        valid = {name for entry in self.methods for name in settings_of(entry.method)}
-        for name in [name for name in (*self.settings, *(self.selection or {})) if name not in valid]:
-            raise SettingError(f"settings: no method here has {name!r}. {did_you_mean(name, valid)}")
 
 
 def read_sections(path: Path) -> tuple[str, list[Section]]:
@@ -150,9 +153,7 @@ def load_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as an experiment file ({error})") from error
     except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        where = f", line {place.line + 1}" if place else ""
-        raise SettingError(f"{path}{where}: not YAML ({getattr(error, 'problem', error)})") from error
+        raise SettingError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
         raise SettingError(f"{path}: expected keys such as dataset, network, methods; found {type(content).__name__}")
     return {str(key): value for key, value in content.items()}
@@ -193,14 +194,14 @@ def _mapping(key: str, value: Any) -> dict[str, Any]:
     return {str(name): entry for name, entry in value.items()}
 
 
-def _source(key: str, value: Any) -> str | dict[str, Any]:
+def _source(key: str, value: Any) -> dict[str, Any]:
     if value == "rest":
-        return "rest"
-    if not isinstance(value, Mapping) or "dataset" not in value:
-        known = ", ".join(f.name for f in dataclasses.fields(SourceData))
-        raise SettingError(f"{key}={value!r}: expected 'rest', or a mapping with {known}")
+        return {"part": "rest"}
+    if not isinstance(value, Mapping):
+        raise SettingError(f"{key}={value!r}: expected 'rest', or a mapping such as {{dataset: NAME, split: train}}")
     with within(key):
         source = _read(SourceData, value)
+        make_transform(source.transform or "unchanged")
         if source.dataset == FOLDER and not source.domains:
             raise SettingError("dataset: folder needs domains: [path below the data folder]")
     return {name: getattr(source, name) for name in value if value[name] is not None}  # others may be the method's
@@ -235,15 +236,9 @@ def _methods(key: str, value: Any) -> tuple[MethodEntry, ...]:
     return tuple(entries)
 
 
-def _transform(_key: str, value: Any) -> str:
-    make_transform(str(value))
-    return str(value)
-
-
 _READERS: dict[str, Callable[[str, Any], Any]] = {  # by the key, which each is given with what the file says
     "corrupt": lambda key, value: (0 if value else None) if isinstance(value, bool) else value,
     "methods": _methods,
-    "transform": _transform,
     "settings": _mapping,
     "source": _source,
     "selection": _grid,

@@ -141,14 +141,11 @@ def best(scores: Sequence[float]) -> int:
 
 def runnable_units(cell: Cell, store: Store) -> list[Unit]:
     """Return the units of a cell that may run now and are not done."""
-    if len(cell.candidates) == 1:
-        units = [cell.candidates[0].target]
-    elif open_units := [u for c in cell.candidates for u in c.validation if not store.done(u)]:
+    if open_units := [u for c in cell.candidates for u in c.validation if not store.done(u)]:
         return open_units
-    else:
-        first = chosen(cell, store).target
-        units = [first, *(c.target for c in cell.candidates if cell.oracle and c.target.key != first.key)]
-    return [unit for unit in units if not store.done(unit)]
+    first = chosen(cell, store).target
+    others = [c.target for c in cell.candidates if cell.oracle and c.target.key != first.key]
+    return [unit for unit in (first, *others) if not store.done(unit)]
 
 
 def complete(cell: Cell, store: Store) -> bool:

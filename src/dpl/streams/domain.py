@@ -89,9 +89,7 @@ def domainbed_split(size: int, *, domain_index: int, trial_seed: int = 0, holdou
     size = whole_number("size", size, least=1)
     if not 0 <= holdout <= 1:
         raise SettingError(f"holdout must be a fraction from 0 to 1, got {holdout!r}")
-    seed = seed_hash(
-        whole_number("trial_seed", trial_seed, least=0), whole_number("domain_index", domain_index, least=0)
-    )
+    seed = seed_hash(int(trial_seed), int(domain_index))  # NumPy's numbers are printed with their type
     positions = np.arange(size, dtype=np.int64)
     np.random.RandomState(seed).shuffle(positions)
     held_out = int(size * holdout)

@@ -1,8 +1,10 @@
 """The protocols: which domains come when, how samples are ordered, and when the model is reset."""
 
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -10,10 +12,9 @@ import numpy as np
 
 from dpl.core.errors import SettingError, did_you_mean
 from dpl.core.settings import Checked, make_settings, setting, whole_number
-from dpl.streams import orders
-from dpl.streams.domain import Domain, Segment
+from dpl.streams.domain import Domain, IntArray, Segment
 
-__all__ = ["PROTOCOLS", "Order", "Protocol", "plan"]
+__all__ = ["PROTOCOLS", "Order", "Protocol", "plan", "seeded"]
 
 GRADUAL_SEVERITIES = (1, 2, 3, 4, 5, 4, 3, 2, 1)  # up and down again
 
@@ -48,7 +49,6 @@ class Order(Checked):
     # Outside this range proportions overflow or are 0 and 1.
     delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=1e-9, high=1e9)
     visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
-    imbalance: float | None = setting(None, "label shift: most frequent class over rarest", low=1, later=True)
 
 
 _Stop = tuple[str, int | None, tuple[int, ...], int]  # name, severity, domains and visit of a segment
@@ -60,8 +60,7 @@ def plan(protocol: str, domains: Sequence[Domain], *, seed: int = 0, **options: 
     `order="numpy"` shuffles every segment on its own, by the seed and by the segment's name and visit alone.
     `order="python"` seeds Python's generator again for each segment, so that domains of equal length share one
     permutation, as in the RMT library. `delta` turns the class-sorted order of the correlated protocols into a
-    Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence. `imbalance` shifts the labels:
-    the most frequent class of a segment has so many times the samples of the rarest.
+    Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence.
     """
     if protocol not in PROTOCOLS:
         raise SettingError(f"unknown protocol {protocol!r}. {did_you_mean(str(protocol), PROTOCOLS)}")
@@ -75,18 +74,48 @@ def plan(protocol: str, domains: Sequence[Domain], *, seed: int = 0, **options: 
         sizes = [(i, len(domains[i])) for i in members]
         rows = np.concatenate([np.column_stack([np.full(size, i), np.arange(size)]) for i, size in sizes])
         labels = np.concatenate([domains[i].labels for i in members])
-        generator = orders.seeded(seed, name, visit)
-        arrival = (
-            orders.python_shuffle(len(rows), seed) if wanted.order == "python" else generator.permutation(len(rows))
-        )
+        generator = seeded(seed, name, visit)
+        by_python = wanted.order == "python"
+        arrival = _python_shuffle(len(rows), seed) if by_python else generator.permutation(len(rows))
+        if chosen.correlated:  # within a class the order stays
+            arrival = arrival[np.argsort(labels[arrival], kind="stable")]
         if wanted.delta is not None:
-            arrival = orders.dirichlet(labels, arrival, wanted.delta, generator)
-        elif chosen.correlated:
-            arrival = orders.by_class(labels, arrival)
-        if wanted.imbalance is not None:
-            arrival = orders.long_tailed(labels, arrival, wanted.imbalance, generator)
+            arrival = _dirichlet(arrival, labels, wanted.delta, generator)
         segments.append(Segment(name, rows[arrival], chosen.reset == "each" or not segments, severity, visit))
     return segments
+
+
+def seeded(seed: int, *parts: str | int) -> np.random.Generator:
+    """Return a generator for one part of a plan, independent of all other parts."""
+    digest = sha256(repr(parts).encode()).digest()
+    return np.random.default_rng([seed, int.from_bytes(digest[:16], "little")])
+
+
+def _python_shuffle(size: int, seed: int) -> IntArray:
+    """Shuffle with Python's generator, newly seeded: equal lengths get equal orders."""
+    positions = list(range(size))
+    random.Random(seed).shuffle(positions)  # noqa: S311 - an order to reproduce, not a secret
+    return np.array(positions, dtype=np.int64)
+
+
+def _dirichlet(ordered: IntArray, labels: IntArray, delta: float, generator: np.random.Generator) -> IntArray:
+    """Spread positions, ordered by class, over slots of time: small `delta`, and a class arrives almost all at once.
+
+    docs/protocols.md has the rule. One slot is always open, so that a single pass places every sample. A slot may be
+    empty.
+    """
+    groups = np.split(ordered, np.flatnonzero(np.diff(labels[ordered])) + 1)
+    slots: list[list[IntArray]] = [[] for _ in groups]
+    filled = np.zeros(len(groups), dtype=np.int64)
+    for members in groups:
+        unfilled = np.flatnonzero(filled < len(labels) / len(groups))
+        shares = generator.dirichlet(np.full(len(unfilled), delta))
+        cuts = (np.cumsum(shares[:-1]).clip(0, 1) * len(members)).astype(np.int64)
+        bounds = np.concatenate(([0], cuts, [len(members)]))
+        for piece in np.flatnonzero(np.diff(bounds)):
+            slots[unfilled[piece]].append(members[bounds[piece] : bounds[piece + 1]])
+        filled[unfilled] += np.diff(bounds)
+    return np.concatenate([slot[i] for slot in slots for i in generator.permutation(len(slot))])
 
 
 def _once(domains: Sequence[Domain]) -> list[_Stop]:
