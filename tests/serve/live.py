@@ -92,7 +92,7 @@ class Live:
     def settled(self, stream: str) -> dict[str, Any]:
         """Wait until nothing is adapted or written any more, then return the status."""
         known = self.server.find(stream)
-        wait_for(lambda: not known.running and all(job.stream is not known for job in self.server._jobs))
+        wait_for(lambda: not known.running and not self.server.admitted(known))
         return self.status(stream)
 
     def wait_until_written(self) -> None:

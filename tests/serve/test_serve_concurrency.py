@@ -37,7 +37,7 @@ def test_eight_clients_of_fifty_requests(tmp_path: Path, journal: Journal) -> No
     sizes = {"workers": 2, "live_models": 2, "max_streams_in_memory": 4, "snapshot_every": 20, "queue_per_stream": 4}
     with live(tmp_path, guard=True, **sizes) as server:
         outcomes = Workload(str(server.http.base_url), STREAMS, clients=8, requests=50).run()
-        wait_for(lambda: server.server.admitted == 0)
+        wait_for(lambda: server.server.admitted() == 0)
         for stream in STREAMS:
             server.settled(stream)
         counts = check_answers(outcomes)
@@ -71,7 +71,7 @@ def test_a_stream_that_is_being_moved_is_not_run_meanwhile(tmp_path: Path) -> No
         assert inside.wait(30)
         asks = threading.Thread(target=server.predict, args=("a", 2))
         asks.start()
-        wait_for(lambda: server.server.find("a").admitted == 1)
+        wait_for(lambda: server.server.admitted(server.server.find("a")) == 1)
         time.sleep(0.2)
         assert asks.is_alive()
         go.set()
@@ -122,7 +122,7 @@ def test_jobs_after_a_deletion_that_fails_still_have_their_stream(tmp_path: Path
         engine.admit("a", "", Job("hold", hold), create=False)
         for count, thread in enumerate(threads, start=2):
             thread.start()
-            wait_for(lambda count=count: engine.admitted == count)
+            wait_for(lambda count=count: engine.admitted() == count)
         go.set()
         for thread in threads:
             thread.join()

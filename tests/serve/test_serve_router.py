@@ -183,7 +183,7 @@ def test_a_cancelled_request_is_dropped_by_its_replica(tmp_path: Path) -> None:
             path = f"/v1/streams/{name}/predict"
             scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
             running.append(asyncio.create_task(call_app(app, scope, replay(request["content"]))))
-            while server.admitted < count or not server.find("a").running:
+            while server.admitted() < count or not server.find("a").running:
                 await asyncio.sleep(0.01)
         running[1].cancel()
         await asyncio.gather(running[1], return_exceptions=True)

@@ -246,8 +246,8 @@ class _Routes:
             await asyncio.wait({result}, timeout=timeout)
             if not result.done() and self._server.cancel(job):
                 raise Overloaded(503, f"not started within {timeout} s", 5)
-            await asyncio.wait({result})
-            facts = {"request_id": request_id, "run": _RUN, "snapshot_every": every, **result.result()}
+            done = await asyncio.shield(result)
+            facts = {"request_id": request_id, "run": _RUN, "snapshot_every": every, **done}
             if job.written is not None:
                 durable = await _is_written(job.written, needs_disk, timeout)
                 facts |= {"durable": durable, "durable_through": job.stream.durable_through}

@@ -93,7 +93,7 @@ class Metrics(Collector):
             ("dpl_streams", "Streams known", len(streams)),
             ("dpl_streams_in_memory", "Streams whose state is in memory", len(in_memory)),
             ("dpl_delta_bytes", "Memory used by the states of streams", sum(size_of(state) for _, state in in_memory)),
-            ("dpl_queue", "Requests accepted and not yet answered", server.admitted),
+            ("dpl_queue", "Requests accepted and not yet answered", server.admitted()),
             ("dpl_storage_ok", "1 while the state folder can be written", server.writer.problem is None),
             ("dpl_step_seconds", "Time of one adaptation, smoothed", server.step_seconds),
         ):

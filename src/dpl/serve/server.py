@@ -4,7 +4,6 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -65,12 +64,11 @@ class Server:
         self.writer = Writer(self.store, self.metrics, settings.slow_disk)
         self.decoders = DecoderPool(RequestDecoder(transform, shape, settings.max_batch, settings.max_pixels), settings)
         self.models = [LiveModel(model, self) for model in models]
-        self._open_queue(tokens.tenants if tokens else ("",))
+        self._open_queue(tokens.tenants if tokens else {""})
 
     def _open_queue(self, tenants: Collection[str]) -> None:
-        self._waiting: Counter[str] = Counter(dict.fromkeys(tenants, 0))  # requests by tenant
-        self._turn: dict[str, int] = dict.fromkeys(tenants, 0)  # a number that grows with each turn
-        self._jobs: list[Job] = []  # those that wait, in the order of their requests
+        self._turn = dict.fromkeys(tenants, 0)  # a number that grows with each turn
+        self._jobs: list[Job] = []  # those without a result, in the order of their requests
         self._streams = {name: self._known(name) for name in self.store.stream_ids()}
         self._lock = threading.RLock()
         self.accepting = True
@@ -112,10 +110,9 @@ class Server:
 
     # The queue.
 
-    @property
-    def admitted(self) -> int:
-        """How many requests were accepted and have no response yet."""
-        return self._waiting.total()
+    def admitted(self, stream: Stream | None = None) -> int:
+        """Return how many requests, of one stream or of all, were accepted and have no result yet."""
+        return sum(stream in (None, job.stream) for job in self._jobs.copy())
 
     def admit(self, stream_id: str, tenant: str, job: Job, *, create: bool) -> None:
         """Queue a job; it has a place in the queues until it has a result. Raises errors of HTTP."""
@@ -125,8 +122,6 @@ class Server:
             if stream is None:
                 self._check_quota(tenant)
                 stream = self._streams[stream_id] = Stream(stream_id)
-            stream.admitted += 1
-            self._waiting[tenant] += 1
             job.stream, job.tenant = stream, tenant
             job.future.add_done_callback(lambda _: self._release(job))
             self._jobs.append(job)
@@ -134,22 +129,21 @@ class Server:
 
     def _release(self, job: Job) -> None:
         with self._lock:
-            job.stream.admitted -= 1
-            self._waiting[job.tenant] -= 1
+            self._jobs.remove(job)
             self._forget_if_unused(job.stream)
 
     def _check_room(self, stream: Stream | None, tenant: str) -> None:
-        settings = self.settings
-        others = sum(1 for name, count in self._waiting.items() if not count and name != tenant)
-        kept = min(others, settings.queue - 1) if self._waiting[tenant] else 0  # a place for each of the others
-        pause = min(30, max(1, math.ceil(self.admitted * self.step_seconds / settings.workers)))
+        settings, total, served = self.settings, len(self._jobs), {job.tenant for job in self._jobs}
+        kept = min(len(self._turn.keys() - served), settings.queue - 1) if tenant in served else 0  # for the others
+        pause = min(30, max(1, math.ceil(total * self.step_seconds / settings.workers)))
         if not self.accepting:
             raise Overloaded(503, "the server is stopping", 5)
-        if self.admitted + kept >= settings.queue:
-            raise Overloaded(503, f"{self.admitted} requests are waiting (queue={settings.queue})", pause)
-        if stream is not None and stream.admitted >= settings.queue_per_stream:
-            reason = f"{stream.admitted} requests wait for this stream (queue_per_stream={settings.queue_per_stream})"
-            raise Overloaded(429, reason, pause)
+        if total + kept >= settings.queue:
+            raise Overloaded(503, f"{total} requests are waiting (queue={settings.queue})", pause)
+        if stream is not None and self.admitted(stream) >= settings.queue_per_stream:
+            raise Overloaded(
+                429, f"{settings.queue_per_stream} requests wait for this stream (queue_per_stream)", pause
+            )
         if stream is None and len(self._streams) >= settings.max_streams:
             raise Overloaded(429, f"there are {len(self._streams)} streams (max_streams); delete some", 60)
         absent = stream is None or stream.difference is None
@@ -169,22 +163,22 @@ class Server:
     def cancel(self, job: Job) -> bool:
         """Drop a job that has not started; return whether that was possible."""
         with self._lock:
-            if job not in self._jobs:
-                return False
-            self._jobs.remove(job)
-            job.future.cancel()
-        self.metrics.cancelled.inc()
-        return True
+            dropped = job.future.cancel()
+        self.metrics.cancelled.inc(dropped)
+        return dropped
 
     def _forget_if_unused(self, stream: Stream) -> None:
         """Drop a stream that was deleted, or whose first request was refused or cancelled."""
-        if stream.seq == 0 and not stream.admitted and not stream.running:
+        if stream.seq == 0 and not self.admitted(stream) and not stream.running:
             self._streams.pop(stream.id, None)
             for live in self.models:
                 if live.stream is stream:
                     live.release()
 
     # Turns.
+
+    def _waiting(self) -> list[Job]:
+        return [job for job in self._jobs if not job.future.running() and not job.future.done()]
 
     def _offer_turn(self) -> None:
         with suppress(RuntimeError):  # the threads have been told to end
@@ -195,11 +189,11 @@ class Server:
     def _take_turn(self) -> None:
         """Run a job: of the tenant whose last turn is longest ago, the one that waits longest."""
         with self._lock:
-            ready = [job for job in self._jobs if not job.stream.running]
+            ready = [job for job in self._waiting() if not job.stream.running]
             if not ready:  # another thread had the job, or will offer a turn when it is done with the stream
                 return
             job = min(ready, key=lambda job: self._turn.get(job.tenant, 0))
-            self._jobs.remove(job)
+            job.future.set_running_or_notify_cancel()
             self._turn[job.tenant] = max(self._turn.values()) + 1
             job.stream.running = True
         CURRENT.set(job.stream.id)
@@ -215,8 +209,8 @@ class Server:
     def _run(self, job: Job, stream: Stream) -> None:
         stream.used = time.time()
         with self._lock:  # the adaptation is optional if it exceeds the budget of the longest waiting request
-            waiting = time.monotonic() - self._jobs[0].enqueued if self._jobs else -math.inf
-        job.busy = waiting + self.step_seconds > self.settings.latency_budget
+            oldest = min((it.enqueued for it in self._waiting()), default=math.inf)
+        job.busy = time.monotonic() - oldest + self.step_seconds > self.settings.latency_budget
         try:
             job.act(self._acquire(stream), job)
         except Exception as error:
@@ -231,7 +225,7 @@ class Server:
         """Let other threads run the stream again."""
         with self._lock:
             stream.running = False
-            if self._jobs:
+            if self._waiting():
                 self._offer_turn()
             self._forget_if_unused(stream)
 
@@ -285,7 +279,7 @@ class Server:
         """Mark the least recently used idle stream as running, if too many are in memory."""
         with self._lock:
             held = self._in_memory()
-            idle = [stream for stream in held if not stream.running and not stream.admitted]
+            idle = [stream for stream in held if not stream.running and not self.admitted(stream)]
             if len(held) <= self.settings.max_streams_in_memory or not idle:
                 return None
             stream = min(idle, key=lambda stream: stream.used)

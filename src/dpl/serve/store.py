@@ -312,7 +312,12 @@ class Writer:
     def _work(self) -> None:
         while (task := self._next()) is not None:
             try:
-                self._write(task)
+                if task.snapshot is None:
+                    self._store.delete(task.stream.id)
+                else:
+                    self._store.write(task.stream.id, task.snapshot)
+                    task.stream.disk = self._store.size(task.stream.id)
+                    task.stream.note_snapshot(task.snapshot)
             except Exception as error:  # no error may stop the writing of other streams
                 self._note_failure(task, error)
             else:
@@ -336,14 +341,6 @@ class Writer:
                     self._tasks[retried.key] = retried
             self._began = time.monotonic()
             return self._tasks.pop(next(iter(self._tasks)))
-
-    def _write(self, task: _Task) -> None:
-        if task.snapshot is None:
-            self._store.delete(task.stream.id)
-        else:
-            self._store.write(task.stream.id, task.snapshot)
-            task.stream.disk = self._store.size(task.stream.id)
-            task.stream.note_snapshot(task.snapshot)
 
     def _note_failure(self, task: _Task, error: Exception) -> None:
         if not isinstance(error, OSError):

@@ -55,7 +55,6 @@ class Stream:
         self.disk = 0  # bytes of the snapshots on disk
         self.used = time.time()
         self.running = False
-        self.admitted = 0
         self.confidence: deque[float] = deque(maxlen=_RECENT_BATCHES)  # mean of each batch
         self.classes: deque[int] = deque(maxlen=_RECENT_IMAGES)
         self.events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)  # other threads read a copy
@@ -93,7 +92,7 @@ class Stream:
 
     def forget(self) -> None:
         """Return to the values of a new stream, after this one was deleted."""
-        vars(self).update(vars(Stream(self.id)), running=self.running, admitted=self.admitted)
+        vars(self).update(vars(Stream(self.id)), running=self.running)
 
     def event(self, what: str, /, **facts: Any) -> None:
         """Record an event."""
@@ -120,7 +119,7 @@ class Stream:
             "snapshot_every": server.settings.snapshot_every,
             "unsaved_batches": self.steps - self.durable if self.changed > self.saved else 0,
             "in_memory": self.difference is not None,
-            "waiting": self.admitted,
+            "waiting": server.admitted(self),
             "last_used": _shown(self.used),
             "confidence": confidence[-1] if confidence else None,
             "recent_confidence": confidence,
