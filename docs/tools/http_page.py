@@ -49,7 +49,7 @@ def http_page() -> str:
     operations = [
         (path, method, about) for path, methods in document["paths"].items() for method, about in methods.items()
     ]
-    schemas = document["components"]["schemas"].items()
+    schemas = sorted(document["components"]["schemas"].items())
     return render(
         "http.md.jinja",
         endpoints=[(f"`{method.upper()} {path}`", escaped(_about(about))) for path, method, about in operations],
@@ -112,7 +112,10 @@ def _type(field: dict[str, Any]) -> str:
         return " or ".join(_type(option) for option in field["anyOf"])
     if "$ref" in field:
         return str(field["$ref"].rpartition("/")[2])
-    return f"list of {_type(field['items'])}" if "items" in field else str(field.get("type", "any"))
+    kind = field.get("type", "any")
+    if isinstance(kind, list):
+        return " or ".join(kind)
+    return f"list of {_type(field['items'])}" if "items" in field else str(kind)
 
 
 def _limits() -> list[list[str]]:

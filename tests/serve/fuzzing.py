@@ -25,14 +25,14 @@ from dpl.bench.section import read_sections
 from dpl.core.errors import DplError
 from dpl.data import square
 from dpl.serve.app import make_app
-from dpl.serve.decoding import INFER, Body, RequestDecoder
+from dpl.serve.decoding import Body, RequestDecoder
 from dpl.serve.middleware import limited_protocol
 from dpl.serve.store import SnapshotName, StreamSnapshot, StreamStore, size_of
 from dpl.snapshot.files import _digest, _dump
 
 DECODER = RequestDecoder(square(32), SHAPE, max_batch=4, max_pixels=100_000)
 FORM_TYPE = "multipart/form-data; boundary=x"
-KINDS = ("image/png", "application/json", "application/octet-stream", FORM_TYPE, INFER)
+KINDS = ("image/png", "application/json", "application/octet-stream", FORM_TYPE)
 SHAPES = (None, "1,3,32,32", "10", "-1", "9" * 30, "1,3,32,32,0", "\N{SUPERSCRIPT TWO}")
 
 
@@ -223,7 +223,7 @@ def bodies() -> list[bytes]:
     ]
     costly = (b'{"arrays": [[' + b"9" * 10_000 + b"]]}", b'{"inputs": [{"datatype": "FP32", "shape": [1e400]}]}',
               b"[" * 20_000, slow_json(20_000), b"--x\r\nContent-Disposition: form-data\r\n\r\n\r\n--x--")  # fmt: skip
-    return made + [bytes([kind, 0]) + content for kind in (1, 3, 4) for content in costly]
+    return made + [bytes([kind, 0]) + content for kind in (1, 3) for content in costly]
 
 
 def manifests() -> list[bytes]:

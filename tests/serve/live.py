@@ -1,6 +1,7 @@
 """A real server on a real socket, in this process or in one of its own, and a replay of what it did."""
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -90,8 +91,8 @@ class Live:
 
     def settled(self, stream: str) -> dict[str, Any]:
         """Wait until nothing is adapted or written any more, then return the status."""
-        known = self.server.engine.find(stream)
-        wait_for(lambda: not known.running and not known.jobs)
+        known = self.server.find(stream)
+        wait_for(lambda: not known.running and not self.server.admitted(known))
         return self.status(stream)
 
     def wait_until_written(self) -> None:
@@ -100,7 +101,7 @@ class Live:
 
         def is_idle() -> bool:
             with writer._changed:
-                return not writer._tasks and writer._working is None
+                return not writer._tasks and writer._began == math.inf
 
         wait_for(is_idle)
 

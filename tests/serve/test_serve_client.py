@@ -35,8 +35,8 @@ def test_a_round_through_everything(tmp_path: Path) -> None:
         assert camera.status()["version"] == 0
         assert [e["event"] for e in camera.events(after=kept)][-2:] == ["reset", "snapshot"]
         assert [s["stream"] for s in client.streams()] == ["camera-7"]
-        assert client.server()["method"] == "tent"
-        assert client.health()["status"] == "ok"
+        assert client.request("GET", "/v1/server")["method"] == "tent"
+        assert client.request("GET", "/healthz")["status"] == "ok"
         assert camera.delete()["deleted"] is True
 
 
@@ -55,7 +55,7 @@ def test_errors_say_what_the_server_said(tmp_path: Path) -> None:
         with pytest.raises(ServeError, match="422: image 0"):
             client.stream("x").predict([b"no image"])
     with pytest.raises(ServeError, match="refused"):
-        Client(url).health()
+        Client(url).streams()
     with pytest.raises(InputError, match="http"):
         Client("file:///etc/passwd")
     with pytest.raises(InputError, match="list"):
@@ -65,7 +65,7 @@ def test_errors_say_what_the_server_said(tmp_path: Path) -> None:
 def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:
     with live(tmp_path, max_streams=1) as server:
         url = f"http://127.0.0.1:{server.port}"
-        engine = server.server.engine
+        engine = server.server
         engine.accepting = False
         client = Client(url, retries=0)
         with pytest.raises(ServeError, match="503: the server is stopping"):

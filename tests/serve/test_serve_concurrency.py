@@ -37,7 +37,7 @@ def test_eight_clients_of_fifty_requests(tmp_path: Path, journal: Journal) -> No
     sizes = {"workers": 2, "live_models": 2, "max_streams_in_memory": 4, "snapshot_every": 20, "queue_per_stream": 4}
     with live(tmp_path, guard=True, **sizes) as server:
         outcomes = Workload(str(server.http.base_url), STREAMS, clients=8, requests=50).run()
-        wait_for(lambda: server.server.engine.admitted == 0)
+        wait_for(lambda: server.server.admitted() == 0)
         for stream in STREAMS:
             server.settled(stream)
         counts = check_answers(outcomes)
@@ -71,7 +71,7 @@ def test_a_stream_that_is_being_moved_is_not_run_meanwhile(tmp_path: Path) -> No
         assert inside.wait(30)
         asks = threading.Thread(target=server.predict, args=("a", 2))
         asks.start()
-        wait_for(lambda: server.server.engine.find("a").admitted == 1)
+        wait_for(lambda: server.server.admitted(server.server.find("a")) == 1)
         time.sleep(0.2)
         assert asks.is_alive()
         go.set()
@@ -88,7 +88,7 @@ def test_the_model_of_a_stream_that_another_thread_has_is_not_taken(tmp_path: Pa
     with live(tmp_path, live_models=2) as server:
         for stream in ("a", "b"):
             server.predict(stream, 1, adapt="wait")
-        engine = server.server.engine
+        engine = server.server
         wait_for(lambda: not engine.find("b").running)
         engine.find("a").running = True
         server.predict("c", 1, adapt="wait")
@@ -100,7 +100,7 @@ def test_jobs_after_a_deletion_that_fails_still_have_their_stream(tmp_path: Path
     """They run in the same turn, and the deletion has taken the stream off its live model."""
     go, statuses = threading.Event(), {}
 
-    def hold(job: Job, model: LiveModel) -> None:
+    def hold(model: LiveModel, job: Job) -> None:
         assert go.wait(30)
         job.respond(model.stream)
 
@@ -109,7 +109,7 @@ def test_jobs_after_a_deletion_that_fails_still_have_their_stream(tmp_path: Path
 
     with live(tmp_path) as server:
         server.predict("a", 1, adapt="wait")
-        engine = server.server.engine
+        engine = server.server
         monkeypatch.setattr(server.server.writer, "delete", refuse)
 
         def delete() -> None:
@@ -119,13 +119,13 @@ def test_jobs_after_a_deletion_that_fails_still_have_their_stream(tmp_path: Path
             statuses["predict"] = server.predict("a", 2, adapt="wait").status_code
 
         threads = [threading.Thread(target=delete), threading.Thread(target=predict)]
-        with engine.admit("a", "", Job("hold", hold), create=False):
-            for count, thread in enumerate(threads, start=2):
-                thread.start()
-                wait_for(lambda count=count: engine.admitted == count)
-            go.set()
-            for thread in threads:
-                thread.join()
+        engine.admit("a", "", Job("hold", hold), create=False)
+        for count, thread in enumerate(threads, start=2):
+            thread.start()
+            wait_for(lambda count=count: engine.admitted() == count)
+        go.set()
+        for thread in threads:
+            thread.join()
         assert statuses == {"delete": 503, "predict": 200}
         model = adaptive()
         model(batch(1))

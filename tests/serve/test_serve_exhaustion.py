@@ -240,12 +240,12 @@ def test_slow_uploads_take_no_place_in_the_queue(two_tenants: Live) -> None:
             line.sendall(head(f"/v1/streams/one-{i}/predict", 1000, headers) + b"x")
             slow.append(line)
         time.sleep(0.2)
-        assert two_tenants.server.engine.admitted == 0
+        assert two_tenants.server.admitted() == 0
         for number in range(4):
             assert two_tenants.predict("other-1", number).status_code == 200
         statuses = [answer(line)[0] for line in slow]
         assert sorted(statuses) == [408] * 4 + [429] * 4  # too slow, and too many at once
-    assert len(two_tenants.server.engine.streams()) == 1
+    assert len(two_tenants.server.streams()) == 1
 
 
 def test_a_body_must_keep_a_rate(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_bytes_of_one_tenant_are_bounded(tmp_path: Path) -> None:
 def hold(server: Live) -> tuple[threading.Event, threading.Event, list[str | None]]:
     """Let every prediction wait until told; the list has the streams in the order of their turns."""
     inside, go, order = threading.Event(), threading.Event(), []
-    for live_model in server.server.engine.models:
+    for live_model in server.server.models:
         predict = live_model.model.predict
 
         def held(images, predict=predict):
@@ -322,7 +322,7 @@ def test_one_tenant_cannot_use_the_last_place_and_turns_alternate(tmp_path: Path
         assert sorted(entry.split()[1] for entry in done) == ["503"] * 3  # three accepted, one place is kept
         threads.append(threading.Thread(target=ask, args=(OTHER, "other-1")))
         threads[-1].start()
-        wait_for(lambda: server.server.engine.admitted == 4)
+        wait_for(lambda: server.server.admitted() == 4)
         go.set()
         for thread in threads:
             thread.join()

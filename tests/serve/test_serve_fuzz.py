@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from live import Live, live
 
-from dpl.serve.decoding import INFER, Body
+from dpl.serve.decoding import Body
 
 EXAMPLES = int(os.environ.get("DPL_FUZZ", "60"))
 FUZZ = settings(
@@ -59,10 +59,10 @@ def test_image_files(data: bytes) -> None:
 @given(data=damaged((*JSON, FORM)) | st.binary(max_size=100), kind=st.sampled_from(KINDS),
        shape=st.none() | st.text(max_size=12) | st.sampled_from(("1,3,32,32", "10", "-1", "9" * 30)))  # fmt: skip
 @example(data=slow_json(100_000), kind="application/json", shape=None)
-@example(data=b"[" * 100_000, kind=INFER, shape=None)
+@example(data=b"[" * 100_000, kind="application/json", shape=None)
 @example(data=b'{"arrays": [[' + b"9" * 10_000 + b"]]}", kind="application/json", shape=None)
 @example(data=b"--x\r\nContent-Disposition: form-data\r\n\r\n\r\n--x--", kind=KINDS[3], shape=None)
-@example(data=b'{"inputs": [{"datatype": "FP32", "shape": [1e400]}]}', kind=INFER, shape=None)
+@example(data=b'{"inputs": [{"datatype": "FP32", "shape": [1e400]}]}', kind="application/json", shape=None)
 def test_bodies(data: bytes, kind: str, shape: str | None) -> None:
     decoded(Body(kind, data, shape))
 

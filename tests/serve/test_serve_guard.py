@@ -63,10 +63,10 @@ def test_the_guards_memory_belongs_to_the_stream(tmp_path: Path) -> None:
 
 def freeze(server: Live, stream: str) -> None:
     """Spoil the classifier of a live stream, as a method gone wrong would."""
-    live = next(s for s in server.server.engine.models if s.stream and s.stream.id == stream)
+    live = next(s for s in server.server.models if s.stream and s.stream.id == stream)
     with torch.no_grad():
         live.model.model.fc.bias.fill_(torch.inf)
-    server.server.engine.find(stream).note_change()
+    server.server.find(stream).note_change()
 
 
 def test_a_collapsed_stream_is_answered_by_the_source(tmp_path: Path) -> None:

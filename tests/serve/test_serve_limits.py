@@ -158,7 +158,7 @@ class Blocked:
 
     def __init__(self, server: Live) -> None:
         self.go, self.inside = threading.Event(), threading.Event()
-        live_model = server.server.engine.models[0]
+        live_model = server.server.models[0]
         self.model, self.predict = live_model.model, live_model.model.predict
 
     def __enter__(self) -> "Blocked":
@@ -193,12 +193,12 @@ def test_full_queues_answer_429_and_503_with_a_time_to_come_back(tmp_path: Path)
             first = in_threads(1, lambda _: ask("a/0"))
             assert blocked.inside.wait(10)
             rest = in_threads(4, lambda i: ask(["a/1", "b/0", "c/0", "d/0"][i]))
-            wait_for(lambda: server.server.engine.admitted == 5)
+            wait_for(lambda: server.server.admitted() == 5)
             full = server.predict("e", 1)
             assert full.status_code == 503
             assert int(full.headers["retry-after"]) >= 1
             assert server.http.get("/healthz").status_code == 200  # still answers
-            assert len(server.server.engine.streams()) == 4
+            assert len(server.server.streams()) == 4
             blocked.go.set()
             for thread in [*first, *rest]:
                 thread.join()
@@ -206,7 +206,7 @@ def test_full_queues_answer_429_and_503_with_a_time_to_come_back(tmp_path: Path)
         assert server.predict("e", 1).status_code == 200
     with live(tmp_path / "per", queue=50, queue_per_stream=2, live_models=1) as server, Blocked(server) as blocked:
         threads = in_threads(2, lambda i: server.predict("a", i))
-        wait_for(lambda: server.server.engine.admitted == 2)
+        wait_for(lambda: server.server.admitted() == 2)
         full = server.predict("a", 5)
         assert full.status_code == 429
         assert int(full.headers["retry-after"]) >= 1
@@ -225,7 +225,7 @@ def test_a_request_that_waits_too_long_is_given_up(tmp_path: Path) -> None:
         blocked.go.set()
         for thread in threads:
             thread.join()
-        wait_for(lambda: server.server.engine.admitted == 0)
+        wait_for(lambda: server.server.admitted() == 0)
         assert server.http.get("/v1/streams/b").status_code == 404  # it was never begun
 
 
@@ -240,8 +240,8 @@ def test_a_client_that_leaves_takes_its_request_along(tmp_path: Path) -> None:
                     b"POST /v1/streams/gone/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Shape: 4,3,32,32\r\n"
                     b"Content-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n" % len(body) + body
                 )
-                wait_for(lambda: server.server.engine.admitted == 2)
-            wait_for(lambda: server.server.engine.admitted == 1)
+                wait_for(lambda: server.server.admitted() == 2)
+            wait_for(lambda: server.server.admitted() == 1)
             blocked.go.set()
             for thread in threads:
                 thread.join()
@@ -257,7 +257,7 @@ def test_adaptation_is_skipped_under_load_and_said_so(tmp_path: Path) -> None:
             first = in_threads(1, lambda _: answers.append(server.predict("a", 1).json()))
             assert blocked.inside.wait(10)
             rest = in_threads(3, lambda i: answers.append(server.predict("b", i).json()))
-            wait_for(lambda: server.server.engine.admitted == 4)
+            wait_for(lambda: server.server.admitted() == 4)
             time.sleep(0.1)
             blocked.go.set()
             for thread in [*first, *rest]:

@@ -145,7 +145,7 @@ def test_log_lines_name_their_stream(tmp_path: Path, form: str, capfd: pytest.Ca
                 server.good("POST", "/v1/streams/cam/snapshot")
                 server.http.post(f"/v1/streams/cam/{act}", json={"to": 2} if act == "rollback" else None)
             server.good("DELETE", "/v1/streams/cam")
-            wait_for(lambda: not server.server.engine.streams())
+            wait_for(lambda: not server.server.streams())
     finally:
         for handler in root.handlers[:]:
             root.removeHandler(handler)

@@ -23,10 +23,11 @@ from dpl.data import square
 from dpl.serve.app import make_app
 from dpl.serve.middleware import RequestFilter, Tokens, replay
 from dpl.serve.monitoring import Metrics
-from dpl.serve.ray import Replica, Router, call_app, check_folder, owner, replica_folder
+from dpl.serve.ray import Replica, Router, call_app, owner, replica_folder
 from dpl.serve.schemas import Overloaded
 from dpl.serve.server import Server
 from dpl.serve.settings import ServeSettings
+from dpl.serve.store import check_replicas
 
 STREAMS = ("cam-0", "cam-1", "cam-2", "cam-3")
 SECRET = "a-long-enough-secret"
@@ -87,7 +88,7 @@ def test_same_responses_as_one_server_and_each_stream_at_its_owner(tmp_path: Pat
         for stream in STREAMS:
             http.post(f"/v1/streams/{stream}/snapshot").raise_for_status()
             assert_same_state(state_on_disk(replicas[owner(stream, 2)], stream), single.state(stream))
-        held = [{stream.id for stream in replica.engine.streams()} for replica in replicas]
+        held = [{stream.id for stream in replica.streams()} for replica in replicas]
         assert held == [{stream for stream in STREAMS if owner(stream, 2) == index} for index in range(2)]
         assert all(held)
 
@@ -127,7 +128,7 @@ def test_the_router_refuses_what_one_server_refuses(tmp_path: Path) -> None:
         http.post("/v1/streams/known/predict", **raw(batch(1))).raise_for_status()
         for attack in list(attacks(trace))[::3]:
             refused(str(http.base_url), attack)
-        assert sum(len(replica.engine.streams()) for replica in replicas) == 1
+        assert sum(len(replica.streams()) for replica in replicas) == 1
     assert not trace.exists()
 
 
@@ -153,21 +154,21 @@ def test_each_folder_has_one_writer_and_one_number_of_replicas(tmp_path: Path) -
     with pytest.raises(SettingError, match="in use by another server"):
         open_replica(tmp_path, 0)
     one.close()
-    check_folder(tmp_path, 2)
+    check_replicas(tmp_path, 2)
     for count in (1, 3, 12):
         with pytest.raises(SettingError, match="replica-0-of-2"):
-            check_folder(tmp_path, count)
+            check_replicas(tmp_path, count)
     alone = dataclasses.replace(one.settings, state=tmp_path)
     with pytest.raises(SettingError, match="--engine ray"):
         Server(adaptive, square(32), SHAPE, alone)
     with live(tmp_path / "alone"), pytest.raises(SettingError, match="streams was written"):
-        check_folder(tmp_path / "alone", 2)
+        check_replicas(tmp_path / "alone", 2)
 
 
 def test_a_cancelled_request_is_dropped_by_its_replica(tmp_path: Path) -> None:
     server = open_replica(tmp_path, 0)
     go = threading.Event()
-    model = server.engine.models[0].model
+    model = server.models[0].model
     predict = model.predict
     model.predict = lambda images: predict(images) if go.wait(30) else None
     request = raw(batch(1))
@@ -182,7 +183,7 @@ def test_a_cancelled_request_is_dropped_by_its_replica(tmp_path: Path) -> None:
             path = f"/v1/streams/{name}/predict"
             scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
             running.append(asyncio.create_task(call_app(app, scope, replay(request["content"]))))
-            while server.engine.admitted < count or not server.engine.find("a").running:
+            while server.admitted() < count or not server.find("a").running:
                 await asyncio.sleep(0.01)
         running[1].cancel()
         await asyncio.gather(running[1], return_exceptions=True)
@@ -191,7 +192,7 @@ def test_a_cancelled_request_is_dropped_by_its_replica(tmp_path: Path) -> None:
 
     asyncio.run(leave())
     server.close()
-    assert [stream.id for stream in server.engine.streams()] == ["a"]
+    assert [stream.id for stream in server.streams()] == ["a"]
 
 
 def test_a_step_that_hangs_delays_no_stop_of_a_replica_and_costs_no_other_stream(tmp_path: Path) -> None:

@@ -195,12 +195,12 @@ def _serve(args: argparse.Namespace, place: socket.socket, server: "Server") -> 
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if not self.should_exit:
-                server.engine.begin_stop()
+                server.begin_stop()
                 faulthandler.dump_traceback_later(max(settings.stop_seconds, 1.0), exit=True)
             super().handle_exit(sig, frame)
 
     try:
         Runner(config).run(sockets=[place])
     finally:
-        if server.engine.is_idle:  # else the process would wait for the thread that hangs
+        if server.is_idle:  # else the process would wait for the thread that hangs
             faulthandler.cancel_dump_traceback_later()

@@ -13,23 +13,27 @@ from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any
 
+import yaml
 from fastapi import Depends, FastAPI, Query, Request
+from fastapi.utils import deep_dict_update
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from torch import Tensor
 
 import dpl
-from dpl.serve import live, schemas
-from dpl.serve.decoding import INFER, Body
+from dpl.serve import schemas
+from dpl.serve.decoding import Body
+from dpl.serve.live import Act, AdaptChoice, Job, LiveModel
 from dpl.serve.middleware import RequestFilter
-from dpl.serve.schemas import NoStream, Overloaded, SafeJSON
+from dpl.serve.schemas import Overloaded, SafeJSON
 from dpl.serve.server import Server
 from dpl.serve.store import check_stream_id
 
 __all__ = ["make_app"]
 
 _RUN = uuid.uuid4().hex[:12]  # another one after a restart, when numbers of jobs may be used again
+_ERROR = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}}
 
 
 def make_app(server: Server) -> FastAPI:
@@ -48,39 +52,39 @@ def make_app(server: Server) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
         default_response_class=SafeJSON,
-        responses={status: {"model": schemas.ErrorAnswer} for status in (401, 404, 409, 413, 422, 429, 503)},
+        responses=dict.fromkeys((401, 404, 409, 413, 422, 429, 503), _ERROR),
     )
     app.add_middleware(RequestFilter, settings=server.settings, tokens=server.tokens, metrics=server.metrics)
     for kind in schemas.HANDLED:
         app.add_exception_handler(kind, schemas.handle_error)
     _add_routes(app, _Routes(server))
+    deep_dict_update(app.openapi(), yaml.safe_load(files("dpl.serve").joinpath("api.yaml").read_text()))
     return app
 
 
 def _add_routes(app: FastAPI, routes: "_Routes") -> None:
-    one = "/v1/streams/{stream_id}"
-    app.add_api_route(f"{one}/predict", routes.predict, methods=["POST"], response_model=schemas.Prediction,
-                      openapi_extra=schemas.PREDICT_BODY)  # fmt: skip
-    for method, path, handler, model in (
-        ("GET", "/v1/streams", routes.list_streams, schemas.StreamList),
-        ("GET", one, routes.status, schemas.StreamStatus),
-        ("GET", f"{one}/events", routes.events, schemas.Events),
-        ("POST", f"{one}/snapshot", routes.snapshot, schemas.JobDone),
-        ("POST", f"{one}/rollback", routes.rollback, schemas.JobDone),
-        ("POST", f"{one}/reset", routes.reset, schemas.JobDone),
-        ("DELETE", one, routes.delete, schemas.JobDone),
-        ("POST", "/v2/models/{stream_id}/infer", routes.infer, None),
-        ("GET", "/v2/models/{stream_id}", routes.model, None),
-        ("GET", "/v2/models/{stream_id}/ready", routes.model, None),
-        ("GET", "/v2", routes.protocol, None),
-        ("GET", "/v2/health/live", routes.health, None),
-        ("GET", "/v2/health/ready", routes.ready, None),
-        ("GET", "/v1/server", routes.about, None),
-        ("GET", "/metrics", routes.metrics, None),
-        ("GET", "/healthz", routes.health, None),
-        ("GET", "/readyz", routes.ready, None),
+    one, model = "/v1/streams/{stream_id}", "/v2/models/{stream_id}"
+    for method, path, handler in (
+        ("POST", f"{one}/predict", routes.predict),
+        ("GET", "/v1/streams", routes.list_streams),
+        ("GET", one, routes.status),
+        ("DELETE", one, routes.delete),
+        ("GET", f"{one}/events", routes.events),
+        ("POST", f"{one}/snapshot", routes.snapshot),
+        ("POST", f"{one}/rollback", routes.rollback),
+        ("POST", f"{one}/reset", routes.reset),
+        ("POST", f"{model}/infer", routes.infer),
+        ("GET", model, routes.model),
+        ("GET", f"{model}/ready", routes.model),
+        ("GET", "/v2", routes.protocol),
+        ("GET", "/v2/health/live", routes.health),
+        ("GET", "/v2/health/ready", routes.ready),
+        ("GET", "/v1/server", routes.about),
+        ("GET", "/metrics", routes.metrics),
+        ("GET", "/healthz", routes.health),
+        ("GET", "/readyz", routes.ready),
     ):
-        app.add_api_route(path, handler, methods=[method], response_model=model)
+        app.add_api_route(path, handler, methods=[method])
     for path, name in (("/", "page.html"), ("/docs", "docs.html")):
         app.add_api_route(path, _page(name), include_in_schema=False)
 
@@ -89,7 +93,7 @@ async def _permitted(request: Request, stream_id: str) -> str:
     """Refuse an invalid stream name, and hide streams that the caller may not see."""
     check_stream_id(stream_id)
     if not stream_id.startswith(request.state.prefix):
-        raise NoStream(stream_id)
+        raise schemas.no_stream(stream_id)
     return stream_id
 
 
@@ -100,13 +104,13 @@ class _Routes:
     """The handlers."""
 
     def __init__(self, server: Server) -> None:
-        self._server, self._engine = server, server.engine
+        self._server = server
 
     async def predict(
         self,
         request: Request,
         stream_id: StreamId,
-        adapt: live.AdaptChoice = "auto",
+        adapt: AdaptChoice = "auto",
         top: Annotated[int, Query(ge=1, le=100)] = 1,
         probabilities: bool = False,
     ) -> Response:
@@ -117,13 +121,14 @@ class _Routes:
         """
         kind, shape = request.headers.get("content-type", ""), request.headers.get("x-shape")
         images, _ = await self._decoded(request, kind, shape)
-        act = partial(live.predict, images=images, adapt=adapt, top=top, probabilities=probabilities)
+        act = partial(LiveModel.predict, images=images, adapt=adapt, top=top, probabilities=probabilities)
         return SafeJSON(await self._do(request, stream_id, act, create=True))
 
-    async def infer(self, request: Request, stream_id: StreamId, adapt: live.AdaptChoice = "auto") -> Response:
+    async def infer(self, request: Request, stream_id: StreamId, adapt: AdaptChoice = "auto") -> Response:
         """Predict and adapt as `predict` does, for clients of the Open Inference Protocol; a stream is a model."""
-        images, facts = await self._decoded(request, INFER, request.headers.get("inference-header-content-length"))
-        act = partial(live.predict, images=images, adapt=adapt, probabilities=True)
+        length = request.headers.get("inference-header-content-length")
+        images, facts = await self._decoded(request, "application/json", length)
+        act = partial(LiveModel.predict, images=images, adapt=adapt, probabilities=True)
         result = await self._do(request, stream_id, act, create=True)
         rows, outputs = result["predictions"], self._server.about["outputs"]
         values = [value for row in rows for value in row.get("probabilities") or [0.0] * outputs]
@@ -159,36 +164,37 @@ class _Routes:
 
     async def snapshot(self, request: Request, stream_id: StreamId) -> Response:
         """Write a snapshot of the stream to disk; manual snapshots are counted separately from automatic ones."""
-        return SafeJSON(await self._do(request, stream_id, live.snapshot, needs_disk=True))
+        return SafeJSON(await self._do(request, stream_id, LiveModel.snapshot, needs_disk=True))
 
     async def rollback(
         self, request: Request, stream_id: StreamId, body: schemas.RollbackRequest | None = None
     ) -> Response:
         """Return to a snapshot: the newest one of an earlier state, or the one named by `to`."""
-        act = partial(live.rollback, to=body.to if body else None)
+        act = partial(LiveModel.rollback, to=body.to if body else None)
         return SafeJSON(await self._do(request, stream_id, act))
 
     async def reset(self, request: Request, stream_id: StreamId) -> Response:
         """Return the stream to the source model, exactly."""
-        return SafeJSON(await self._do(request, stream_id, live.reset))
+        return SafeJSON(await self._do(request, stream_id, LiveModel.reset))
 
     async def delete(self, request: Request, stream_id: StreamId) -> Response:
         """Delete the stream, in memory and on disk."""
-        return SafeJSON(await self._do(request, stream_id, live.delete, needs_disk=True))
+        return SafeJSON(await self._do(request, stream_id, LiveModel.delete, needs_disk=True))
 
     async def status(self, stream_id: StreamId) -> Response:
         """Return the status of a stream."""
-        status = self._engine.find(stream_id).describe(self._server)
+        status = self._server.find(stream_id).describe(self._server)
         names = await asyncio.to_thread(self._server.store.names, stream_id)
         return SafeJSON({**status, "snapshots": [name._asdict() for name in names]})
 
     async def events(self, stream_id: StreamId, after: int = 0) -> Response:
         """Return the most recent events of a stream."""
-        return SafeJSON({"stream": stream_id, "run": _RUN, "events": self._engine.find(stream_id).events(after)})
+        events = [event for event in self._server.find(stream_id).events.copy() if event["seq"] > after]
+        return SafeJSON({"stream": stream_id, "run": _RUN, "events": events})
 
     async def list_streams(self, request: Request, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Response:
         """List the streams, most recently used first."""
-        streams = [stream for stream in self._engine.streams() if stream.id.startswith(request.state.prefix)]
+        streams = [stream for stream in self._server.streams() if stream.id.startswith(request.state.prefix)]
         streams.sort(key=lambda stream: stream.used, reverse=True)
         shown = [stream.describe(self._server) for stream in streams[:limit]]
         return SafeJSON({"streams": shown, "total": len(streams)})
@@ -212,7 +218,7 @@ class _Routes:
 
     async def ready(self) -> Response:
         """Return 200 while requests are accepted."""
-        accepting = self._engine.accepting
+        accepting = self._server.accepting
         return SafeJSON({"status": "ready" if accepting else "stopping"}, status_code=200 if accepting else 503)
 
     async def _decoded(self, request: Request, kind: str, shape: str | None) -> tuple[Tensor, dict[str, Any]]:
@@ -225,7 +231,7 @@ class _Routes:
             raise Overloaded(503, f"not decoded within {timeout} s", 5) from None
 
     async def _do(
-        self, request: Request, stream_id: str, act: live.Act, *, create: bool = False, needs_disk: bool = False
+        self, request: Request, stream_id: str, act: Act, *, create: bool = False, needs_disk: bool = False
     ) -> dict[str, Any]:
         """Queue a job, wait for its result, then for what it writes; both no longer than `timeout`.
 
@@ -233,26 +239,24 @@ class _Routes:
         """
         timeout, every = self._server.settings.timeout, self._server.settings.snapshot_every
         request_id = request.state.request_id
-        job = live.Job(request_id, act)
-        with self._engine.admit(stream_id, request.state.prefix, job, create=create) as stream:
-            result = asyncio.wrap_future(job.future)
-            try:
-                await asyncio.wait({result}, timeout=timeout)
-                if not result.done() and self._engine.cancel(stream, job):
-                    raise Overloaded(503, f"not started within {timeout} s", 5)
-                await asyncio.wait({result})
-                facts = {"request_id": request_id, "run": _RUN, "snapshot_every": every, **result.result()}
-                if job.written is not None:
-                    durable = await _is_written(job.written, needs_disk, timeout)
-                    facts |= {"durable": durable, "durable_through": stream.durable_through}
-            except asyncio.CancelledError:  # the client has left, or the time of a stop runs out
-                dropped = self._engine.cancel(stream, job)
-                if not self._engine.accepting:
-                    raise Overloaded(503, "the server is stopping", 5) from None
-                if not dropped:
-                    await asyncio.wait({result})
-                raise
-        return facts
+        job = Job(request_id, act)
+        self._server.admit(stream_id, request.state.prefix, job, create=create)
+        result = asyncio.wrap_future(job.future)
+        try:
+            await asyncio.wait({result}, timeout=timeout)
+            if not result.done() and self._server.cancel(job):
+                raise Overloaded(503, f"not started within {timeout} s", 5)
+            done = await asyncio.shield(result)
+            facts = {"request_id": request_id, "run": _RUN, "snapshot_every": every, **done}
+            if job.written is not None:
+                durable = await _is_written(job.written, needs_disk, timeout)
+                facts |= {"durable": durable, "durable_through": job.stream.durable_through}
+            return facts
+        except asyncio.CancelledError:  # the client has left, or the time of a stop runs out
+            self._server.cancel(job)
+            if not self._server.accepting:
+                raise Overloaded(503, "the server is stopping", 5) from None
+            raise
 
 
 async def _is_written(future: "Future[None]", needed: bool, timeout: float) -> bool:
@@ -269,14 +273,10 @@ async def _is_written(future: "Future[None]", needed: bool, timeout: float) -> b
 def _page(name: str) -> Callable[[], Awaitable[Response]]:
     """Return a page in one file; its policy allows its own script and style, and nothing from other sites."""
     html = files("dpl.serve").joinpath(name).read_text()
-    hashes = []
-    for tag in ("script", "style"):
-        (block,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, flags=re.DOTALL)
-        hashes.append(base64.b64encode(hashlib.sha256(block.encode()).digest()).decode())
-    policy = (
-        f"default-src 'none'; script-src 'sha256-{hashes[0]}'; style-src 'sha256-{hashes[1]}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
+    policy = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    policy += "frame-ancestors 'none'"
+    for tag, block in re.findall(r"<(script|style)>(.*?)</\1>", html, flags=re.DOTALL):
+        policy += f"; {tag}-src 'sha256-{base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()}'"
 
     async def page() -> Response:
         return Response(html, media_type="text/html", headers={"Content-Security-Policy": policy})

@@ -49,14 +49,6 @@ class Client:
         """Return the status of the streams, most recently used first."""
         return list(self.request("GET", "/v1/streams")["streams"])
 
-    def server(self) -> dict[str, Any]:
-        """Return the model, how it adapts, and the limits."""
-        return self.request("GET", "/v1/server")
-
-    def health(self) -> dict[str, Any]:
-        """Return whether the server has problems, and which."""
-        return self.request("GET", "/healthz")
-
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,18 +33,17 @@ from dpl.serve.settings import ServeSettings
 
 __all__ = ["Body", "DecoderPool", "RequestDecoder"]
 
-INFER = "infer"  # the kind of a body of the Open Inference Protocol; its `shape` is the length of the JSON part
 Decoded = tuple[Tensor, dict[str, Any]]  # the images, and facts that the body has about itself
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
 class Body:
-    """The body of a request: its content type, its bytes, and the header that gives the shape of an array."""
+    """The body of a request: its content type, its bytes, and a header: of an array its shape, of JSON its length."""
 
     kind: str
     content: bytes
-    shape: str | None = None
+    header: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,18 +58,12 @@ class RequestDecoder:
     def from_body(self, body: Body) -> Decoded:
         """Decode a body by its content type; raises InputError."""
         kind = body.kind.partition(";")[0].strip().lower()
-        if kind == INFER:
-            return self._from_tensors(body)
+        if kind == "application/json":
+            return self._from_json(body)
+        if kind == "application/octet-stream":
+            return self._batch(_floats(body.content), (body.header or "").split(","), "header X-Shape"), {}
         if kind == "multipart/form-data":
             return self._from_files(self._files(body)), {}
-        if kind == "application/json":
-            return self._from_json(body.content), {}
-        if kind == "application/octet-stream":
-            try:
-                sizes = tuple(int(part) for part in (body.shape or "").split(","))
-            except ValueError:
-                sizes = ()
-            return self._batch(_floats(body.content), sizes, "header X-Shape"), {}
         if kind.startswith("image/"):
             return self._from_files([body.content]), {}
         raise InputError(
@@ -88,7 +81,6 @@ class RequestDecoder:
         return torch.stack(images)
 
     def _files(self, body: Body) -> list[bytes]:
-        """Return the files of a form."""
         found: list[bytes] = []
 
         def keep(part: Any) -> None:
@@ -111,11 +103,20 @@ class RequestDecoder:
             raise InputError(f"body: not a valid form ({type(error).__name__}: {error})") from error
         return found
 
-    def _from_json(self, body: bytes) -> Tensor:
-        """Read {"images": [base64, ...]} or {"arrays": [nested lists of numbers]}."""
-        document = self._parse(body)
-        if not isinstance(document, dict) or len(document.keys() & {"images", "arrays"}) != 1:
-            raise InputError('body: expected a JSON object with either "images" (base64) or "arrays" (nested lists)')
+    def _from_json(self, body: Body) -> Decoded:
+        """Read image files, lists of numbers, or a request of the Open Inference Protocol.
+
+        In that protocol the bytes of a binary tensor may follow the JSON, whose length is in the header.
+        """
+        length = int(body.header) if body.header and body.header.isdecimal() else len(body.content)
+        document = self._parse(body.content[:length])
+        if not isinstance(document, dict) or len(document.keys() & {"images", "arrays", "inputs"}) != 1:
+            raise InputError(
+                'body: expected a JSON object with either "images" (base64), "arrays" (nested lists) or "inputs" '
+                "(one tensor)"
+            )
+        if "inputs" in document:
+            return self._from_tensor(document, body.content[length:])
         if unknown := sorted(set(document) - {"images", "arrays"}):
             raise InputError(f"body: unknown key {unknown[0][:50]!r}; expected images or arrays only")
         ((key, entries),) = document.items()
@@ -123,38 +124,38 @@ class RequestDecoder:
             raise InputError(f"{key} is {type(entries).__name__}: expected a list with one entry per image")
         self._check_count(len(entries))
         if key == "images":
-            return self._from_files([_unbase64(i, entry) for i, entry in enumerate(entries)])
+            return self._from_files([_unbase64(i, entry) for i, entry in enumerate(entries)]), {}
         values = _numbers(entries, "arrays")
-        return self._batch(values, values.shape, "arrays")
+        return self._batch(values, values.shape, "arrays"), {}
 
-    def _from_tensors(self, body: Body) -> Decoded:
-        """Read a request of the Open Inference Protocol: JSON, then the bytes of binary tensors, if there are any."""
-        length = int(body.shape) if body.shape and body.shape.isdecimal() else len(body.content)
-        document = self._parse(body.content[:length])
+    def _from_tensor(self, document: dict[str, Any], binary: bytes) -> Decoded:
         try:
             (tensor,) = document["inputs"]
-            datatype, sizes = tensor["datatype"], tuple(int(size) for size in tensor["shape"])
-            facts = {"id": document["id"]} if isinstance(document.get("id"), str) else {}
-            data = tensor.get("data")
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            datatype, sizes, data = tensor["datatype"], tensor["shape"], tensor.get("data")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError("inputs: expected one tensor with name, datatype, shape and data") from error
         if datatype != "FP32":
             raise InputError(f"datatype {str(datatype)[:20]!r}: expected FP32")
-        values = _floats(body.content[length:]) if data is None else _numbers(data, "data")
+        values = _floats(binary) if data is None else _numbers(data, "data")
+        facts = {"id": document["id"]} if isinstance(document.get("id"), str) else {}
         return self._batch(values, sizes, "inputs"), facts
 
-    def _batch(self, values: Floats, sizes: tuple[int, ...], what: str) -> Tensor:
+    def _batch(self, values: Floats, sizes: Iterable[Any], what: str) -> Tensor:
         """Return values as images; refuse other shapes and values that are not finite."""
-        given, wanted = (",".join(map(str, shape[:8])) for shape in (sizes, self.shape))
-        if sizes[1:] != self.shape or sizes[0] < 1:
+        try:
+            shape = tuple(int(size) for size in sizes)
+        except (TypeError, ValueError, OverflowError):
+            shape = ()
+        given, wanted = (",".join(map(str, numbers[:8])) for numbers in (shape, self.shape))
+        if shape[1:] != self.shape or shape[0] < 1:
             raise InputError(f"{what}: shape {given or 'missing'}; expected N,{wanted}")
-        self._check_count(sizes[0])
-        if values.size != np.prod(sizes):
-            raise InputError(f"{values.size} numbers of 4 bytes: shape {given} needs {np.prod(sizes)}")
-        good = np.isfinite(values).reshape(sizes[0], -1).all(axis=1)
+        self._check_count(shape[0])
+        if values.size != np.prod(shape):
+            raise InputError(f"{values.size} numbers of 4 bytes: shape {given} needs {np.prod(shape)}")
+        good = np.isfinite(values).reshape(shape[0], -1).all(axis=1)
         if not good.all():
             raise InputError(f"arrays: non-finite values in images {np.flatnonzero(~good)[:8].tolist()}; remove them")
-        return torch.from_numpy(values.reshape(sizes))
+        return torch.from_numpy(values.reshape(shape))
 
     def _parse(self, body: bytes) -> Any:
         """Read JSON; lists and numbers are counted before any object is built."""
@@ -166,8 +167,7 @@ class RequestDecoder:
         try:
             return json.loads(body, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-            raise InputError(f"body: not valid JSON ({reason})") from error
+            raise InputError(f"body: not valid JSON ({str(error)[:200]})") from error
 
     def _check_count(self, count: int) -> None:
         if not 1 <= count <= self.max_batch:
@@ -175,7 +175,6 @@ class RequestDecoder:
 
 
 def _floats(content: bytes) -> Floats:
-    """Read little-endian 32-bit floats."""
     if len(content) % 4:
         raise InputError(f"body has {len(content)} bytes: expected 4 for each number of the shape (X-Shape)")
     return np.frombuffer(content, dtype="<f4").astype(np.float32)
@@ -197,12 +196,10 @@ def _refuse_constant(name: str) -> float:
 
 
 def _unbase64(index: int, text: Any) -> bytes:
-    if not isinstance(text, str):
-        raise InputError(f"image {index} is {type(text).__name__}: expected base64 text")
     try:
         return base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise InputError(f"image {index}: not base64 ({error})") from error
+    except (TypeError, ValueError) as error:
+        raise InputError(f"image {index}: expected base64 text ({error})") from error
 
 
 class DecoderPool:
@@ -253,6 +250,7 @@ class _Worker:
         self._decoder, self._seconds, self._memory = decoder, settings.decode_seconds, settings.decode_memory
         self._lock = threading.RLock()
         self._process: Any = None
+        self._line: Connection
 
     def start(self) -> Connection:
         """Start the process, unless it runs; return the line to it."""
@@ -262,7 +260,6 @@ class _Worker:
                 context: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
                 if sys.platform != "win32":
                     context.set_forkserver_preload([__name__])
-                self._line: Connection
                 self._line, theirs = context.Pipe()
                 arguments = (theirs, self._decoder, self._seconds, self._memory)
                 process = context.Process(target=_run, args=arguments, daemon=True)
@@ -276,8 +273,7 @@ class _Worker:
         with self._lock:
             try:
                 line = self.start()
-                line.send_bytes(json.dumps([body.kind, body.shape]).encode())
-                line.send_bytes(body.content)
+                line.send(body)
                 head, values = json.loads(line.recv_bytes()), line.recv_bytes()
             except (EOFError, OSError):
                 raise InputError(self._why_ended()) from None
@@ -313,10 +309,9 @@ def _run(line: Connection, decoder: RequestDecoder, seconds: float, memory: int)
         resource.setrlimit(resource.RLIMIT_AS, (used + memory, resource.RLIM_INFINITY))
     with suppress(EOFError, OSError):
         while True:
-            kind, shape = json.loads(line.recv_bytes())
-            content = line.recv_bytes()
+            body = line.recv()
             _limit_time(seconds)
-            head, values = _decoded(decoder, Body(kind, content, shape))
+            head, values = _decoded(decoder, body)
             _limit_time(0)
             line.send_bytes(json.dumps(head).encode())
             line.send_bytes(values)
@@ -327,11 +322,12 @@ def _decoded(decoder: RequestDecoder, body: Body) -> tuple[dict[str, Any], Any]:
         images, facts = decoder.from_body(body)
         return facts, images.contiguous().numpy().reshape(-1).view(np.uint8).data
     except DplError as error:
-        return {"error": str(error)}, b""
+        reason = str(error)
     except MemoryError:
-        return {"error": "decoding needs too much memory (decode_memory); send fewer or smaller images"}, b""
+        reason = "decoding needs too much memory (decode_memory); send fewer or smaller images"
     except Exception as error:  # a library's error for bytes that it did not expect
-        return {"error": f"the body cannot be decoded ({type(error).__name__}: {error})"[:300]}, b""
+        reason = f"the body cannot be decoded ({type(error).__name__}: {error})"[:300]
+    return {"error": reason}, b""
 
 
 def _limit_time(seconds: float) -> None:

@@ -5,6 +5,7 @@ Nothing else changes the adapted state of a stream.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -24,12 +25,9 @@ from dpl.serve.stream import Stream
 if TYPE_CHECKING:
     from dpl.serve.server import Server
 
-__all__ = [
-    "Act", "AdaptChoice", "Job", "LiveModel", "SourceState", "delete", "predict", "probe", "reset", "rollback",
-    "snapshot",
-]  # fmt: skip
+__all__ = ["Act", "AdaptChoice", "Job", "LiveModel", "SourceState", "probe"]
 
-Act = Callable[["Job", "LiveModel"], None]
+Act = Callable[["LiveModel", "Job"], None]
 AdaptChoice = Literal["auto", "wait", "off"]
 
 
@@ -73,6 +71,26 @@ def _norm(values: Collection[Tensor]) -> float:
     return math.sqrt(sum(float(value.double().square().sum()) for value in values))
 
 
+@dataclass(eq=False)
+class Job:
+    """Something to do with a stream on a live model; the response is the result of a future."""
+
+    request_id: str
+    act: Act
+    stream: Stream = field(init=False)
+    tenant: str = ""
+    busy: bool = False  # whether requests wait, so that optional work is skipped
+    future: "Future[dict[str, Any]]" = field(default_factory=Future)
+    enqueued: float = field(default_factory=time.monotonic)
+    written: "Future[None] | None" = None  # what the response waits for
+    holds: bool = False  # nobody uses the stream until that is done
+
+    def respond(self, stream: Stream, **facts: Any) -> None:
+        """Set the result."""
+        about = {"stream": stream.id, "seq": stream.seq, "durable_through": stream.durable_through}
+        self.future.set_result(about | facts)
+
+
 class LiveModel:
     """A model in memory and the stream whose state it has, a nameless one at first; both are used by one thread."""
 
@@ -83,9 +101,8 @@ class LiveModel:
 
     def release(self) -> None:
         """Leave the state of the model to nobody."""
-        nobody = Stream("", 1)
-        nobody.difference = {}
-        self.stream = nobody
+        self.stream = Stream("")
+        self.stream.difference = {}
 
     def load(self, stream: Stream) -> None:
         """Put a stream's state on the model, from memory or from disk; the one that was there stays in memory."""
@@ -100,84 +117,12 @@ class LiveModel:
         except Exception:
             self.release()
             raise
-        self.stream = stream
-        self.server.metrics.swaps.inc()
+        self.stream = stream  # only now, as nobody takes a model whose stream is running
 
     def unload(self) -> None:
         """Take the stream's state off the model; it stays in memory."""
         self.difference()
         self.release()
-
-    def predict(self, images: Tensor) -> tuple[Tensor, dict[int, str]]:
-        """Predict without adapting; return the logits, and the images without a prediction and why."""
-        images = _like_model(images, self.model)
-        excluded = {} if self.model.guard is None else self.model.guard.rows.examine(images).refused
-        logits = _finite(self.model.predict(images))
-        return logits, _without_prediction(logits, excluded)
-
-    def step(self, images: Tensor, request_id: str) -> tuple[Tensor, dict[int, str]]:
-        """Predict and adapt, and save the state if it has changed often enough; return what `predict` returns."""
-        start, model, stream, server = time.monotonic(), self.model, self.stream, self.server
-        counts = {} if model.guard is None else model.guard.counts
-        logits = self._adapted(_like_model(images, model))
-        stream.last = {key: value for key, value in model.last.items() if isinstance(value, (bool, int, float, str))}
-        updated = bool(stream.last.get("updated", True))
-        stream.note_change()
-        stream.steps += 1
-        stream.adapted += updated
-        stream.estimate = None if model.watch is None else model.estimate().as_dict()
-        self._note_guard(counts)
-        seconds = time.monotonic() - start
-        server.step_seconds = 0.8 * server.step_seconds + 0.2 * seconds if server.step_seconds else seconds
-        server.metrics.adaptations.labels("updated" if updated else "no_update").inc()
-        stream.event("predict", request_id=request_id, images=len(images), adaptation="adapted", updated=updated)
-        if stream.steps - stream.captured >= server.settings.snapshot_every:
-            self.save("auto")
-        return logits, _without_prediction(logits, model.last.get("set_aside", {}))
-
-    def _adapted(self, images: Tensor) -> Tensor:
-        """Adapt; return to the newest valid snapshot if the output is not finite, or a step fails without the guard.
-
-        A batch that the model refuses has changed nothing, and the guard undoes a failed step itself.
-        """
-        logits = None
-        try:
-            logits = self.model(images)
-            return _finite(logits)
-        except Exception as error:
-            if logits is not None or (self.model.guard is None and not isinstance(error, InputError)):
-                if self.server.store.newest(self.stream.id, use=self.restore)[0] is None:
-                    self.reset()
-                self.stream.event("recovered", version=self.stream.version)
-            raise
-
-    def _note_guard(self, before: Mapping[str, int]) -> None:
-        """Record what the guard did with the last batch: in the status, the events and the metrics."""
-        guard = self.model.guard
-        if guard is None:
-            return
-        report = dict(self.model.last["guard"])
-        self.stream.guard = {**report, "frozen": guard.frozen, "counts": {k: n for k, n in guard.counts.items() if n}}
-        for action, count in guard.counts.items():
-            if count > before[action]:
-                self.server.metrics.guard.labels(action).inc(count - before[action])
-        if report["action"] != "none":
-            self.stream.event("guard", action=report["action"], reason=report["reason"])
-
-    def save(self, kind: str) -> "Future[None]":
-        """Take a snapshot, which is written in the background; the result is there when it is on disk."""
-        return self.server.writer.save(self.stream, self.stream.as_snapshot(kind, self.difference()))
-
-    def restore(self, snapshot: StreamSnapshot) -> None:
-        """Set the state to that of a snapshot."""
-        self._set_state(snapshot.difference)
-        self.stream.note_change(snapshot.name.version)
-
-    def reset(self) -> None:
-        """Return to the source state, exactly."""
-        self._set_state({})
-        self.stream.note_change(0)
-        self.stream.refused = False
 
     def difference(self) -> Difference:
         """Return the difference between the model's present state and the source state."""
@@ -207,6 +152,175 @@ class LiveModel:
     def _set_state(self, difference: Difference) -> None:
         self.model.load_state_dict(self.server.source.restored(difference))
 
+    def _restore(self, snapshot: StreamSnapshot) -> None:
+        self._set_state(snapshot.difference)
+        self.stream.note_change(snapshot.name.version)
+
+    def _restore_source(self) -> None:
+        self._set_state({})
+        self.stream.note_change(0)
+        self.stream.refused = False
+
+    def _save(self, kind: str) -> "Future[None]":
+        """Take a snapshot, which is written in the background; the result is there when it is on disk."""
+        return self.server.writer.save(self.stream, self.stream.as_snapshot(kind, self.difference()))
+
+    # Jobs.
+
+    def predict(
+        self, job: Job, *, images: Tensor, adapt: AdaptChoice = "auto", top: int = 1, probabilities: bool = False
+    ) -> None:
+        """Predict a batch and adapt to it: after the response if the method allows that, otherwise before it."""
+        stream, model, images = self.stream, self.model, _like_model(images, self.model)
+        stream.seq += 1
+        stream.images += len(images)
+        status, reason = self._plan(job, adapt)
+        facts: dict[str, Any] = {"status": status, "reason": reason}
+        if status == "done":
+            logits = self._step(images, job.request_id)
+            excluded = model.last.get("set_aside", {})
+            facts |= stream.last_adaptation
+        else:
+            excluded = model.guard.rows.examine(images).refused if model.guard else {}
+            logits = _finite(model.predict(images))
+        durable = stream.seq - 1 if status == "scheduled" else stream.seq
+        job.respond(
+            stream,
+            predictions=self._predictions(logits, excluded, top, probabilities),
+            adaptation=facts,
+            guard=stream.guard,
+            durable_through=min(stream.durable_through, durable),
+        )
+        if status == "scheduled":
+            self._step(images, job.request_id)
+        elif status != "done":
+            stream.skipped_batches += status == "skipped"
+            self.server.metrics.adaptations.labels(status).inc()
+            stream.event("predict", request_id=job.request_id, images=len(images), adaptation=status, reason=reason)
+
+    def _plan(self, job: Job, adapt: AdaptChoice) -> tuple[str, str | None]:
+        """Return what the response says about the adaptation, and why there is none."""
+        if adapt == "off":
+            return "off", "the request has adapt=off"
+        if job.busy and adapt != "wait":
+            return "skipped", "requests are waiting longer than the latency budget"
+        if self.server.writer.problem and self.server.settings.on_storage_failure == "stop":
+            return "skipped", "the state folder cannot be written"
+        return "scheduled" if self.server.first and adapt != "wait" else "done", None
+
+    def _step(self, images: Tensor, request_id: str) -> Tensor:
+        """Predict and adapt, and save the state if it has changed often enough."""
+        start, model, stream, server = time.monotonic(), self.model, self.stream, self.server
+        counts = Counter(model.guard.counts if model.guard else {})
+        logits = self._adapted(images)
+        facts = {key: value for key, value in model.last.items() if isinstance(value, (bool, int, float, str))}
+        updated = bool(facts.get("updated", True))
+        stream.last_adaptation = facts
+        stream.note_change()
+        stream.steps += 1
+        stream.adapted_batches += updated
+        stream.estimate = None if model.watch is None else model.estimate().as_dict()
+        self._note_guard(counts)
+        seconds = time.monotonic() - start
+        server.step_seconds = 0.8 * server.step_seconds + 0.2 * seconds if server.step_seconds else seconds
+        server.metrics.adaptations.labels("updated" if updated else "no_update").inc()
+        stream.event("predict", request_id=request_id, images=len(images), adaptation="adapted", updated=updated)
+        if stream.steps - stream.captured >= server.settings.snapshot_every:
+            self._save("auto")
+        return logits
+
+    def _adapted(self, images: Tensor) -> Tensor:
+        """Adapt; return to the newest valid snapshot if the output is not finite, or a step fails without the guard.
+
+        A batch that the model refuses has changed nothing, and the guard undoes a failed step itself.
+        """
+        logits = None
+        try:
+            logits = self.model(images)
+            return _finite(logits)
+        except Exception as error:
+            if logits is not None or (self.model.guard is None and not isinstance(error, InputError)):
+                if self.server.store.newest(self.stream.id, use=self._restore)[0] is None:
+                    self._restore_source()
+                self.stream.event("recovered", version=self.stream.version)
+            raise
+
+    def _note_guard(self, before: Counter[str]) -> None:
+        """Record what the guard did with the last batch: in the status, the events and the metrics."""
+        guard = self.model.guard
+        if guard is None:
+            return
+        report = dict(self.model.last["guard"])
+        self.stream.guard = {**report, "frozen": guard.frozen, "counts": {k: n for k, n in guard.counts.items() if n}}
+        for action, count in (Counter(guard.counts) - before).items():
+            self.server.metrics.guard.labels(action).inc(count)
+        if report["action"] != "none":
+            self.stream.event("guard", action=report["action"], reason=report["reason"])
+
+    def _predictions(
+        self, logits: Tensor, excluded: Mapping[int, str], top: int, probabilities: bool
+    ) -> list[dict[str, Any]]:
+        """Return the prediction of each image, or why it has none; record their confidence and classes."""
+        blank = (logits == 0).all(dim=1).nonzero().flatten().tolist()  # so the guard marks what has no prediction
+        errors = dict.fromkeys(blank, "the network's output for this image is not finite") | dict(excluded)
+        names, rows = self.server.names, logits.softmax(dim=1)
+        best = rows.topk(min(top, rows.shape[1]), dim=1)
+        predictions = []
+        for row, values, labels in zip(rows, best.values.tolist(), best.indices.tolist(), strict=True):
+            ranked = [
+                {"class": label, "name": names[label], "confidence": value}
+                for value, label in zip(values, labels, strict=True)
+            ]
+            more = {"top": ranked} if top > 1 else {}
+            predictions.append(ranked[0] | more | ({"probabilities": row.tolist()} if probabilities else {}))
+        for i, reason in errors.items():
+            predictions[i] = {"class": None, "name": None, "confidence": None, "error": reason}
+        good = [row for row in predictions if "error" not in row]
+        if good:
+            self.stream.confidence.append(sum(row["confidence"] for row in good) / len(good))
+            self.stream.classes.extend(row["class"] for row in good)
+        self.server.metrics.images.inc(len(good))
+        return predictions
+
+    def snapshot(self, job: Job) -> None:
+        """Write a snapshot of the stream to disk; manual snapshots are counted separately from automatic ones."""
+        self.stream.seq += 1
+        job.written = self._save("manual")
+        job.respond(self.stream, snapshot=self.stream.as_snapshot("manual", self.difference()).describe())
+
+    def rollback(self, job: Job, *, to: int | None = None) -> None:
+        """Return to a snapshot: the newest one of an earlier state, or the one named by `to`; then save that state."""
+        stream, store = self.stream, self.server.store
+        names = store.names(stream.id)
+        chosen = [name for name in names if (name.version < stream.version if to is None else name.seq == to)]
+        found, problems = store.newest(stream.id, chosen, use=self._restore)
+        if found is None:
+            wanted = f"snapshot of an earlier state than version {stream.version}" if to is None else f"snapshot {to}"
+            reason = f" ({problems[0]})" if problems else ""
+            raise SnapshotError(f"no {wanted}{reason}; there are {[name.seq for name in names] or 'none'}; try reset")
+        stream.seq += 1
+        stream.changed = stream.seq
+        stream.event("rollback", request_id=job.request_id, to=found.name.seq, version=found.name.version)
+        job.written = self._save("auto")
+        job.respond(stream, restored=found.describe())
+
+    def reset(self, job: Job) -> None:
+        """Return the stream to the source model, exactly."""
+        self.stream.seq += 1
+        self._restore_source()
+        self.stream.event("reset", request_id=job.request_id)
+        job.written = self._save("auto")
+        job.respond(self.stream)
+
+    def delete(self, job: Job) -> None:
+        """Delete the stream, in memory and on disk."""
+        stream = self.stream
+        facts = {"seq": stream.seq, "durable_through": stream.durable_through}  # as it was
+        self.unload()
+        job.written, job.holds = self.server.writer.delete(stream), True
+        job.written.add_done_callback(partial(self.server.end_delete, stream))  # before the response follows
+        job.respond(stream, **facts, deleted=True)
+
 
 def probe(model: AdaptiveModel, shape: tuple[int, ...]) -> tuple[int, bool]:
     """Return the number of classes, and whether the output of a step is the prediction from before it.
@@ -234,139 +348,3 @@ def _finite(logits: Tensor) -> Tensor:
     if broken := nonfinite_rows(logits):
         raise InputError(f"images {broken[:8]} lead to non-finite outputs; remove them")
     return logits
-
-
-def _without_prediction(logits: Tensor, excluded: Mapping[int, str]) -> dict[int, str]:
-    """Return why images have no prediction; the guard gives them logits of zero."""
-    blank = (logits == 0).all(dim=1).nonzero().flatten().tolist()
-    return dict.fromkeys(blank, "the network's output for this image is not finite") | dict(excluded)
-
-
-@dataclass(eq=False)
-class Job:
-    """Something to do with a stream on a live model; the response is the result of a future."""
-
-    request_id: str
-    act: Act
-    busy: bool = False  # whether requests wait, so that optional work is skipped
-    future: "Future[dict[str, Any]]" = field(default_factory=Future)
-    enqueued: float = field(default_factory=time.monotonic)
-    written: "Future[None] | None" = None  # what the response waits for
-    holds: bool = False  # nobody uses the stream until that is done
-
-    def respond(self, stream: Stream, **facts: Any) -> None:
-        """Set the result."""
-        about = {"stream": stream.id, "seq": stream.seq, "durable_through": stream.durable_through}
-        self.future.set_result(about | facts)
-
-
-def predict(
-    job: Job, live: LiveModel, *, images: Tensor, adapt: AdaptChoice = "auto", top: int = 1, probabilities: bool = False
-) -> None:
-    """Predict a batch and adapt to it: after the response if the method allows that, otherwise before it."""
-    stream = live.stream
-    stream.seq += 1
-    stream.images += len(images)
-    status, reason = _plan(job, live, adapt)
-    facts: dict[str, Any] = {"status": status, "reason": reason}
-    if status == "done":
-        logits, errors = live.step(images, job.request_id)
-        facts |= stream.last
-    else:
-        logits, errors = live.predict(images)
-    durable = stream.seq - 1 if status == "scheduled" else stream.seq
-    job.respond(
-        stream,
-        predictions=_predictions(live, logits.softmax(dim=1), errors, top, probabilities),
-        adaptation=facts,
-        guard=stream.guard,
-        durable_through=min(stream.durable_through, durable),
-    )
-    if status == "scheduled":
-        live.step(images, job.request_id)
-    elif status != "done":
-        stream.skipped += status == "skipped"
-        live.server.metrics.adaptations.labels(status).inc()
-        stream.event("predict", request_id=job.request_id, images=len(images), adaptation=status, reason=reason)
-
-
-def _plan(job: Job, live: LiveModel, adapt: AdaptChoice) -> tuple[str, str | None]:
-    """Return what the response says about the adaptation, and why there is none."""
-    if adapt == "off":
-        return "off", "the request has adapt=off"
-    if job.busy and adapt != "wait":
-        return "skipped", "requests are waiting longer than the latency budget"
-    if live.server.writer.problem and live.server.settings.on_storage_failure == "stop":
-        return "skipped", "the state folder cannot be written"
-    return "scheduled" if live.server.first and adapt != "wait" else "done", None
-
-
-def _predictions(
-    live: LiveModel, rows: Tensor, errors: dict[int, str], top: int, probabilities: bool
-) -> list[dict[str, Any]]:
-    """Return the prediction of each image, or why it has none; record their confidence and classes."""
-    names, best = live.server.names, rows.topk(min(top, rows.shape[1]), dim=1)
-    predictions = []
-    for row, values, labels in zip(rows, best.values.tolist(), best.indices.tolist(), strict=True):
-        ranked = [
-            {"class": label, "name": names[label] if label < len(names) else None, "confidence": value}
-            for value, label in zip(values, labels, strict=True)
-        ]
-        more = {"top": ranked} if top > 1 else {}
-        predictions.append(ranked[0] | more | ({"probabilities": row.tolist()} if probabilities else {}))
-    for i, reason in errors.items():
-        predictions[i] = {"class": None, "name": None, "confidence": None, "error": reason}
-    good = [row for row in predictions if "error" not in row]
-    if good:
-        live.stream.confidence.append(sum(row["confidence"] for row in good) / len(good))
-        live.stream.classes.extend(row["class"] for row in good)
-    live.server.metrics.images.inc(len(good))
-    return predictions
-
-
-def snapshot(job: Job, live: LiveModel) -> None:
-    """Write a snapshot of the stream to disk; manual snapshots are counted separately from automatic ones."""
-    live.stream.seq += 1
-    job.written = live.save("manual")
-    job.respond(live.stream, snapshot=live.stream.as_snapshot("manual", live.difference()).describe())
-
-
-def rollback(job: Job, live: LiveModel, *, to: int | None = None) -> None:
-    """Return to a snapshot: the newest one of an earlier state, or the one named by `to`; then save that state."""
-    stream, store = live.stream, live.server.store
-    if to is None:
-        found, problems = store.newest(stream.id, before=stream.version, use=live.restore)
-        if found is None:
-            reason = f" ({problems[0]})" if problems else ""
-            raise SnapshotError(f"no snapshot of an earlier state than version {stream.version}{reason}; try reset")
-    else:
-        names = store.names(stream.id)
-        chosen = next((name for name in names if name.seq == to), None)
-        if chosen is None:
-            raise SnapshotError(f"no snapshot {to}; there are {[name.seq for name in names] or 'none'}")
-        found = store.read(stream.id, chosen)
-        live.restore(found)
-    stream.seq += 1
-    stream.changed = stream.seq
-    stream.event("rollback", request_id=job.request_id, to=found.name.seq, version=found.name.version)
-    job.written = live.save("auto")
-    job.respond(stream, restored=found.describe())
-
-
-def reset(job: Job, live: LiveModel) -> None:
-    """Return the stream to the source model, exactly."""
-    live.stream.seq += 1
-    live.reset()
-    live.stream.event("reset", request_id=job.request_id)
-    job.written = live.save("auto")
-    job.respond(live.stream)
-
-
-def delete(job: Job, live: LiveModel) -> None:
-    """Delete the stream, in memory and on disk."""
-    stream = live.stream
-    facts = {"seq": stream.seq, "durable_through": stream.durable_through}  # as it was
-    live.unload()
-    job.written, job.holds = live.server.writer.delete(stream), True
-    job.written.add_done_callback(partial(live.server.engine.end_delete, stream))  # before the response follows
-    job.respond(stream, **facts, deleted=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import hmac
 import ipaddress
 import logging
 import re
@@ -16,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 import h11
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -51,13 +50,11 @@ class Tokens:
     """The valid bearer tokens, kept as hashes, with the prefix of the streams that each may see."""
 
     def __init__(self, tokens: Sequence[tuple[str, str]]) -> None:
-        if not tokens:
-            raise SettingError("no token given: expected at least one")
-        shortest = min(len(token) for token, _ in tokens)
+        shortest = min((len(token) for token, _ in tokens), default=0)
         if shortest < _SHORTEST_TOKEN:
             raise SettingError(f"a token has {shortest} characters: expected at least {_SHORTEST_TOKEN}")
-        self._known = [(_digest(token), prefix) for token, prefix in tokens]
-        self.tenants = frozenset(prefix for _, prefix in tokens)  # tokens with the same prefix share all quotas
+        self._prefixes = {_digest(token): prefix for token, prefix in tokens}
+        self.tenants = frozenset(self._prefixes.values())  # tokens with the same prefix share all quotas
 
     @classmethod
     def from_file(cls, path: Path) -> "Tokens":
@@ -75,14 +72,10 @@ class Tokens:
     def prefix(self, header: str) -> str | None:
         """Return which streams an Authorization header gives access to; an empty prefix means all, None no access.
 
-        The time taken does not depend on how similar the token is to a valid one.
+        A token that is similar to a valid one has another hash, so the time of the look-up tells nothing about it.
         """
         scheme, _, token = header.partition(" ")
-        given, found = _digest(token.strip()), None
-        for digest, prefix in self._known:
-            if hmac.compare_digest(digest, given):
-                found = prefix
-        return found if scheme.lower() == "bearer" else None
+        return self._prefixes.get(_digest(token.strip())) if scheme.lower() == "bearer" else None
 
 
 def _digest(token: str) -> bytes:
@@ -136,11 +129,10 @@ class _Exchange:
     """One request and its response."""
 
     def __init__(self, outer: RequestFilter, scope: Scope, receive: Receive, send: Send) -> None:
-        self._outer, self._settings = outer, outer.settings
-        self._scope, self._receive, self._send = scope, receive, send
-        self._path, self._headers = scope["path"], Headers(scope=scope)
-        given = self._headers.get("x-request-id", "")
-        self._id = scope.setdefault("state", {})["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+        self._outer, self._settings, self._scope, self._send = outer, outer.settings, scope, send
+        self._request, self._path, self._receive = Request(scope, receive), scope["path"], receive
+        given = self._request.headers.get("x-request-id", "")
+        self._request.state.request_id = self._id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
         largest = self._settings.max_body  # only images need a large body
         self._limit = largest if self._path.endswith(("/predict", "/infer")) else min(largest, _SMALL_BODY)
         self._start = time.monotonic()
@@ -151,7 +143,7 @@ class _Exchange:
         """Check the request, pass it on, and see to an error."""
         try:
             self._check_header()
-            await self._pass_on(_NOBODY if self._path in _PUBLIC else self._scope["state"]["prefix"])
+            await self._pass_on(_NOBODY if self._path in _PUBLIC else self._request.state.prefix)
         except ClientDisconnect:
             return
         except Exception as error:
@@ -160,11 +152,11 @@ class _Exchange:
                 _log.exception("request %s", self._id, extra={"stream": stream})
                 error = HTTPException(500, "unexpected error; the log has details")
             if not self._started:
-                await handle_error(Request(self._scope), error)(self._scope, self._next, self._respond)
+                await handle_error(self._request, error)(self._scope, self._receive, self._respond)
 
     def _check_header(self) -> None:
         """Refuse what can be refused by the header alone; note which streams the caller may see."""
-        settings, headers, tokens = self._settings, self._headers, self._outer.tokens
+        settings, headers, tokens = self._settings, self._request.headers, self._outer.tokens
         size = sum(len(name) + len(value) for name, value in headers.raw)
         if len(headers.raw) > settings.max_header_fields or size > settings.max_header:
             raise HTTPException(431, f"a header of {len(headers.raw)} fields and {size} bytes is too long", _CLOSE)
@@ -176,7 +168,7 @@ class _Exchange:
         if prefix is None and self._path not in _PUBLIC:
             ask = {"WWW-Authenticate": "Bearer", **_CLOSE}
             raise HTTPException(401, "expected a header Authorization: Bearer TOKEN", ask)
-        self._scope["state"]["prefix"] = _NOBODY if prefix is None else prefix
+        self._request.state.prefix = _NOBODY if prefix is None else prefix
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._limit:
             raise HTTPException(413, f"{length} bytes; the limit is {self._limit}")
@@ -197,31 +189,24 @@ class _Exchange:
     async def _body(self, tenant: str) -> bytes:
         """Read a body that is neither too large nor too slow, and fits into the tenant's share of the memory."""
         settings, parts, start = self._settings, [], asyncio.get_running_loop().time()
-        while not self._complete:
-            patience = min(settings.timeout, settings.header_timeout + self._size / settings.min_rate)
-            try:
-                async with asyncio.timeout_at(start + patience):
-                    part = (await self._next()).get("body", b"")
-            except TimeoutError:
-                reason = f"{self._size} bytes of the body arrived within {patience:.1f} s, which is too slow"
-                raise HTTPException(408, reason, {"Retry-After": "1", **_CLOSE}) from None
-            parts.append(part)
-            self._size += len(part)
-            self._outer.uploads[tenant] += len(part)
-            if self._size > self._limit:
-                raise HTTPException(413, f"more than {self._limit} bytes")
-            if self._size and self._outer.uploads[tenant] > settings.uploads_per_token:
-                raise Overloaded(429, "too many bytes of this token are in memory (uploads_per_token)", 1)
+        patience = min(settings.timeout, settings.header_timeout)
+        try:
+            async with asyncio.timeout_at(start + patience) as end:
+                async for part in self._request.stream():
+                    parts.append(part)
+                    self._size += len(part)
+                    self._outer.uploads[tenant] += len(part)
+                    if self._size > self._limit:
+                        raise HTTPException(413, f"more than {self._limit} bytes")
+                    if self._size and self._outer.uploads[tenant] > settings.uploads_per_token:
+                        raise Overloaded(429, "too many bytes of this token are in memory (uploads_per_token)", 1)
+                    patience = min(settings.timeout, settings.header_timeout + self._size / settings.min_rate)
+                    end.reschedule(start + patience)
+        except TimeoutError:
+            reason = f"{self._size} bytes of the body arrived within {patience:.1f} s, which is too slow"
+            raise HTTPException(408, reason, {"Retry-After": "1", **_CLOSE}) from None
+        self._complete = True
         return b"".join(parts)
-
-    async def _next(self) -> Message:
-        """Return the next part of the body."""
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            self._complete = True
-            raise ClientDisconnect
-        self._complete = not message.get("more_body", False)
-        return message
 
     async def _respond(self, message: Message) -> None:
         """Pass on a part of the response.
@@ -229,7 +214,7 @@ class _Exchange:
         If the client is still sending, the rest of its body is read before the response ends; otherwise it would see a
         reset connection instead of the response. With `Expect` it waits for an answer first.
         """
-        headers = self._headers
+        headers = self._request.headers
         sends = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if message["type"] == "http.response.start":
             self._started = True
@@ -238,8 +223,8 @@ class _Exchange:
             await self._send({**message, "more_body": True})
             with suppress(TimeoutError, ClientDisconnect):
                 async with asyncio.timeout(_DRAIN_SECONDS):
-                    while not self._complete:
-                        await self._next()
+                    async for _ in self._request.stream():
+                        pass
             message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
 
@@ -262,14 +247,13 @@ def replay(body: bytes) -> Receive:
 
 async def _unless_gone(work: Awaitable[None], receive: Receive) -> None:
     """Do the work, but cancel it when the client disconnects."""
-    running = asyncio.ensure_future(work)
 
-    async def watch() -> None:
+    async def leave() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        running.cancel()
 
-    gone = asyncio.ensure_future(watch())
+    running, gone = asyncio.ensure_future(work), asyncio.ensure_future(leave())
+    gone.add_done_callback(lambda _: running.cancel())
     try:
         await running
     except asyncio.CancelledError:
@@ -298,12 +282,12 @@ class _LimitedProtocol(H11Protocol):
 
     settings: ServeSettings
     room: int
+    _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time for the header, and close another connection if there are too many."""
         super().connection_made(transport)
         self._waiting_since = self.loop.time()
-        self._deadline: asyncio.TimerHandle | None = None
         self._watch_header()
         self._make_room()
 
@@ -326,20 +310,11 @@ class _LimitedProtocol(H11Protocol):
         """Refuse what is no HTTP, or has too long a header (431), in the form of all errors."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             status = int(getattr(sys.exc_info()[1], "error_status_hint", 400))
-            answer = error_answer(status, "the header is too long" if status == 431 else msg, "")
-            headers = [*answer.raw_headers, (b"connection", b"close")]
-            for event in (
-                h11.Response(status_code=status, headers=headers),
-                h11.Data(data=bytes(answer.body)),
-                h11.EndOfMessage(),
-            ):
+            answer = error_answer(status, "the header is too long" if status == 431 else msg, "", _CLOSE)
+            start = h11.Response(status_code=status, headers=answer.raw_headers)
+            for event in (start, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the client waits for a response; without a valid token it never does for long."""
-        return self.cycle is not None and not self.cycle.response_started and not self.flow.write_paused
 
     def _watch_header(self) -> None:
         if self.conn.their_state is not h11.IDLE:
@@ -361,7 +336,7 @@ class _LimitedProtocol(H11Protocol):
             crowd = addresses.most_common(1)[0][0]
         else:
             return
-        waiting = [other for other in others if _address(other) == crowd and not other.is_busy]
+        waiting = [other for other in others if _address(other) == crowd and not _is_busy(other)]
         if waiting:
             min(waiting, key=lambda other: other._waiting_since).transport.abort()
         else:
@@ -370,3 +345,9 @@ class _LimitedProtocol(H11Protocol):
 
 def _address(connection: Any) -> str:
     return connection.client[0] if connection.client else ""
+
+
+def _is_busy(connection: Any) -> bool:
+    """Whether the client waits for a response; without a valid token it never does for long."""
+    cycle = connection.cycle
+    return cycle is not None and not cycle.response_started and not connection.flow.write_paused

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,20 +20,17 @@ __all__ = ["CURRENT", "Metrics", "configure_logging"]
 
 CURRENT: ContextVar[str | None] = ContextVar("stream", default=None)  # the stream that this thread works on
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_OF_STREAM: dict[str, tuple[str, Callable[[Mapping[str, Any]], float]]] = {  # read from the stream's status
-    "dpl_stream_confidence": ("Mean confidence of the last batch", lambda s: s["confidence"] or 0.0),
-    "dpl_stream_drift": ("Relative change of the weights when last measured", lambda s: s["drift"]),
-    "dpl_stream_frozen": ("1 while the guard serves the source model", lambda s: s["guard"].get("frozen", False)),
-    "dpl_stream_unsaved_batches": ("Adapted batches a crash would lose", lambda s: s["unsaved_batches"]),
-    "dpl_stream_adapted_batches": ("Batches that the stream adapted to", lambda s: s["adapted_batches"]),
-    "dpl_stream_skipped_batches": ("Batches not adapted to because of load or storage", lambda s: s["skipped_batches"]),
-    "dpl_stream_estimated_accuracy": ("Estimated accuracy in percent", lambda s: s["estimate"]["accuracy"]),
-    "dpl_stream_estimated_low": ("Lower end of its 90 % interval", lambda s: s["estimate"]["low"]),
-    "dpl_stream_estimated_high": ("Upper end of its 90 % interval", lambda s: s["estimate"]["high"]),
-    "dpl_stream_estimated_source": (
-        "Estimated accuracy in percent of the source model on the same images",
-        lambda s: s["estimate"]["source"],
-    ),
+_OF_STREAM = {
+    "confidence": "Mean confidence of the last batch",
+    "drift": "Relative change of the weights when last measured",
+    "frozen": "1 while the guard serves the source model",
+    "unsaved_batches": "Adapted batches a crash would lose",
+    "adapted_batches": "Batches that the stream adapted to",
+    "skipped_batches": "Batches not adapted to because of load or storage",
+    "estimated_accuracy": "Estimated accuracy in percent",
+    "estimated_low": "Lower end of its 90 % interval",
+    "estimated_high": "Upper end of its 90 % interval",
+    "estimated_source": "Estimated accuracy in percent of the source model on the same images",
 }
 
 
@@ -79,11 +76,9 @@ class Metrics(Collector):
         self.images = counter("dpl_images", "Images predicted")
         self.adaptations = counter("dpl_adaptations", "Batches by result of the adaptation", ["result"])
         self.guard = counter("dpl_guard_actions", "Actions of the guard", ["action"])
-        self.swaps = counter("dpl_swaps", "Streams put on a live model")
         self.spills = counter("dpl_spills", "Streams moved to disk to free memory")
         self.cancelled = counter("dpl_cancelled", "Requests cancelled before they ran")
         self.snapshots = counter("dpl_snapshots", "Snapshots by result", ["result"])
-        self.snapshot_seconds = seconds("dpl_snapshot_seconds", "Time to write a snapshot", buckets=_SECONDS)
         self.refused_snapshots = counter("dpl_refused_snapshots", "Damaged snapshots")
         self.failures = counter("dpl_failures", "Jobs that ended in an unexpected error")
         self.registry.register(self)
@@ -92,21 +87,26 @@ class Metrics(Collector):
         """Return one family per figure of the server, if there is one."""
         if (server := self._server) is None:
             return
-        streams = server.engine.streams()
+        streams = server.streams()
         in_memory = [(stream, state) for stream in streams if (state := stream.difference) is not None]
         for name, meaning, value in (
             ("dpl_streams", "Streams known", len(streams)),
             ("dpl_streams_in_memory", "Streams whose state is in memory", len(in_memory)),
             ("dpl_delta_bytes", "Memory used by the states of streams", sum(size_of(state) for _, state in in_memory)),
-            ("dpl_queue", "Requests accepted and not yet answered", server.engine.admitted),
+            ("dpl_queue", "Requests accepted and not yet answered", server.admitted()),
             ("dpl_storage_ok", "1 while the state folder can be written", server.writer.problem is None),
             ("dpl_step_seconds", "Time of one adaptation, smoothed", server.step_seconds),
         ):
             yield GaugeMetricFamily(name, meaning, value=value)
-        statuses = [stream.describe(server) for stream, _ in in_memory]
-        for name, (meaning, read) in _OF_STREAM.items():
-            family = GaugeMetricFamily(name, meaning, labels=["stream"])
-            for status in statuses:
-                if "estimated" not in name or (status["estimate"] or {}).get("accuracy") is not None:
-                    family.add_metric([status["stream"]], read(status))
+        figures = [_figures(stream.describe(server)) for stream, _ in in_memory]
+        for name, meaning in _OF_STREAM.items():
+            family = GaugeMetricFamily(f"dpl_stream_{name}", meaning, labels=["stream"])
+            for known in figures:
+                if known.get(name) is not None:
+                    family.add_metric([known["stream"]], known[name])
             yield family
+
+
+def _figures(status: dict[str, Any]) -> dict[str, Any]:
+    estimate = {f"estimated_{name}": value for name, value in (status["estimate"] or {}).items()}
+    return {**status, **estimate, "frozen": status["guard"].get("frozen", False)}

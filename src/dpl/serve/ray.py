@@ -30,8 +30,9 @@ from dpl.serve.monitoring import Metrics
 from dpl.serve.schemas import Overloaded, SafeJSON
 from dpl.serve.server import Server
 from dpl.serve.settings import RaySettings, ServeSettings
+from dpl.serve.store import check_replicas
 
-__all__ = ["Router", "call_app", "check_folder", "owner", "replica_folder", "serve_on_ray"]
+__all__ = ["Router", "call_app", "owner", "replica_folder", "serve_on_ray"]
 
 Ask = Callable[[int, Scope, bytes], Awaitable[Response]]  # send a request to the replica with this number
 Build = Callable[[int], Server]  # open the server of the replica with this number
@@ -48,16 +49,6 @@ def owner(stream_id: str, count: int) -> int:
 def replica_folder(state: Path, index: int, count: int) -> Path:
     """Return the state folder of one replica."""
     return state / f"replica-{index}-of-{count}"
-
-
-def check_folder(state: Path, count: int) -> None:
-    """Refuse a folder that was written by another number of replicas, where streams have other owners."""
-    for path in state.glob("*"):
-        if path.name == "streams" or re.fullmatch(rf"replica-\d+-of-(?!{count}$)\d+", path.name):
-            raise SettingError(
-                f"--state {state}: {path.name} was written with another --engine or --replicas than {count}; "
-                "use the same number again, or choose another folder"
-            )
 
 
 class Router:
@@ -177,7 +168,7 @@ def serve_on_ray(
 
     At the end each replica saves its streams. A cluster that was not started here keeps running.
     """
-    check_folder(settings.state, options.replicas)
+    check_replicas(settings.state, options.replicas)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray, serve = optional("ray", "ray"), optional("ray.serve", "ray")
     _connect(ray, options)

@@ -44,10 +44,6 @@ class ServeSettings(Checked):
     timeout: float = setting(30.0, "seconds until a request that still waits gets 503", low=0.001)
     slow_disk: float = setting(5.0, "seconds of one write until /healthz reports a slow disk", low=0.001)
     stop_seconds: float = setting(30.0, "seconds that a stop may take; what is not on disk by then is lost", low=0)
-    events_kept: int = setting(256, "events kept per stream", low=1)
-    answer: Literal["auto", "first", "after"] = setting(
-        "auto", "first: respond, then adapt; after: respond when adapted; auto: first if the method allows it"
-    )
     on_storage_failure: Literal["adapt", "stop"] = setting(
         "adapt", "while the state folder cannot be written: continue to adapt, or stop adapting"
     )

@@ -10,11 +10,12 @@ it, and no other waits for that. A failed write is reported, and retried until i
 
 import json
 import logging
+import math
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from dpl.serve.monitoring import Metrics
     from dpl.serve.stream import Stream
 
-__all__ = ["Difference", "SnapshotName", "StreamSnapshot", "StreamStore", "Writer", "check_stream_id", "size_of"]
+__all__ = [
+    "Difference", "SnapshotName", "StreamSnapshot", "StreamStore", "Writer", "check_replicas", "check_stream_id",
+    "size_of",
+]  # fmt: skip
 
 Difference = Mapping[str, Tensor | None]  # what differs from the source state; None for a tensor that is missing
 _STREAM_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
@@ -50,6 +54,16 @@ def check_stream_id(stream_id: str) -> str:
             "the first and last a letter or digit"
         )
     return stream_id
+
+
+def check_replicas(state: Path, count: int) -> None:
+    """Refuse a folder that another number of replicas has written (0: a server without Ray): streams move with it."""
+    for path in state.glob("*"):
+        if (count and path.name == "streams") or re.fullmatch(rf"replica-\d+-of-(?!{count}$)\d+", path.name):
+            raise SettingError(
+                f"--state {state}: {path.name} was written without --engine ray, or with other --replicas; start the "
+                "server as before, or choose another folder"
+            )
 
 
 class SnapshotName(NamedTuple):
@@ -102,11 +116,7 @@ class StreamStore:
 
     def _check_owner(self) -> None:
         """Refuse a folder of another model, or of several replicas."""
-        for part in self.folder.glob("replica-*-of-*"):
-            raise SettingError(
-                f"{self.folder} was written by a server on Ray ({part.name}); start it with --engine ray and the same "
-                "number of --replicas, or choose another --state folder"
-            )
+        check_replicas(self.folder, 0)
         try:
             known = json.loads(self._mark.read_text()) if self._mark.exists() else {}
             wanted = json.loads(json.dumps(self._identity))
@@ -161,8 +171,7 @@ class StreamStore:
         for name in [name for name in self.names(stream_id) if name.kind == kind][self._keep :]:
             remove_folder(self._place(stream_id, name))
 
-    def read(self, stream_id: str, name: SnapshotName) -> StreamSnapshot:
-        """Read one snapshot and check every byte."""
+    def _read(self, stream_id: str, name: SnapshotName) -> StreamSnapshot:
         folder = self._place(stream_id, name)
         manifest, tensors = read_snapshot(folder)
         if [manifest.get(key) for key in ("stream", "seq", "version")] != [stream_id, name.seq, name.version]:
@@ -179,21 +188,23 @@ class StreamStore:
         return 0, 0
 
     def newest(
-        self, stream_id: str, before: int | None = None, use: Callable[[StreamSnapshot], None] = lambda _: None
+        self,
+        stream_id: str,
+        names: Iterable[SnapshotName] | None = None,
+        use: Callable[[StreamSnapshot], None] = lambda _: None,
     ) -> tuple[StreamSnapshot | None, list[str]]:
-        """Return the newest valid snapshot (of a version below `before`), and what was wrong with newer ones.
+        """Return the newest valid snapshot (of those with the given names), and what was wrong with newer ones.
 
         `use` is called with it; if that fails, an older one is tried.
         """
         problems: list[str] = []
-        for name in self.names(stream_id):
-            if before is None or name.version < before:
-                try:
-                    snapshot = self.read(stream_id, name)
-                    use(snapshot)
-                    return snapshot, problems
-                except Exception as error:  # whatever is wrong with one snapshot, an older one may be good
-                    problems.append(f"{self._place(stream_id, name)}: {error}")
+        for name in self.names(stream_id) if names is None else names:
+            try:
+                snapshot = self._read(stream_id, name)
+                use(snapshot)
+                return snapshot, problems
+            except Exception as error:  # whatever is wrong with one snapshot, an older one may be good
+                problems.append(f"{self._place(stream_id, name)}: {error}")
         return None, problems
 
     def size(self, stream_id: str) -> int:
@@ -250,8 +261,7 @@ class Writer:
         self._tasks: dict[tuple[str, str], _Task] = {}  # by stream and kind, in the order of the calls
         self._failed: dict[str, _Task] = {}  # by stream: the last one, unless a later one succeeded
         self._changed = threading.Condition()
-        self._working: _Task | None = None
-        self._began = 0.0
+        self._began = math.inf  # when the present write began
         self._stopping = False
         self._failure: str | None = store.problem
         self._thread = threading.Thread(target=self._work, name="dpl-serve-writer", daemon=True)
@@ -261,7 +271,7 @@ class Writer:
     def problem(self) -> str | None:
         """Why the folder cannot be written at present, or that it is slow."""
         seconds = time.monotonic() - self._began
-        if self._failure is None and self._working is not None and seconds > self._slow:
+        if self._failure is None and seconds > self._slow:
             return f"the disk is slow: a write has taken {seconds:.0f} s"
         return self._failure
 
@@ -310,28 +320,27 @@ class Writer:
                     task.stream.note_snapshot(task.snapshot)
             except Exception as error:  # no error may stop the writing of other streams
                 self._note_failure(task, error)
-                continue
-            if self._failure is not None:
-                _log.warning("the state folder can be written again")
-            self._failure = None
-            with self._changed:
-                self._failed.pop(task.stream.id, None)
-            self._metrics.snapshots.labels("written").inc()
-            self._metrics.snapshot_seconds.observe(time.monotonic() - self._began)
-            task.done.set_result(None)
+            else:
+                if self._failure is not None:
+                    _log.warning("the state folder can be written again")
+                self._failure = None
+                with self._changed:
+                    self._failed.pop(task.stream.id, None)
+                self._metrics.snapshots.labels("written").inc()
+                task.done.set_result(None)
 
     def _next(self) -> _Task | None:
         """Return the next task, or a failed one to retry if no other comes for a while; None at the end."""
         with self._changed:
-            self._working = None
+            self._began = math.inf
             while not self._tasks:
                 if self._stopping:
                     return None
                 if not self._changed.wait(_RETRY_SECONDS if self._failed else None) and self._failed:
                     retried = self._failed.pop(next(iter(self._failed)))
                     self._tasks[retried.key] = retried
-            self._began, self._working = time.monotonic(), self._tasks.pop(next(iter(self._tasks)))
-            return self._working
+            self._began = time.monotonic()
+            return self._tasks.pop(next(iter(self._tasks)))
 
     def _note_failure(self, task: _Task, error: Exception) -> None:
         if not isinstance(error, OSError):

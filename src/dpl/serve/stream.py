@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Any
 from dpl.serve.store import Difference, SnapshotName, StreamSnapshot
 
 if TYPE_CHECKING:
-    from dpl.serve.live import Job
     from dpl.serve.server import Server
 
 __all__ = ["Stream"]
 
 _RECENT_BATCHES = 120
 _RECENT_IMAGES = 500
+_EVENTS = 256
 _EVENTS_ON_DISK = 16  # events kept of a stream whose state is on disk only
 _SHOWN_CLASSES = 10
 _LOGGED = {"reset", "rollback", "recovered", "snapshot_refused", "started_over"}
+_STATUS = (
+    "seq", "version", "durable_through", "images", "adapted_batches", "skipped_batches", "drift", "last_adaptation",
+    "guard", "estimate",
+)  # fmt: skip
 _log = logging.getLogger("dpl.serve")
 _journal = logging.getLogger("dpl.serve.journal")  # every event of every stream, one JSON document per line
 _journal.setLevel(logging.INFO)
@@ -29,34 +33,31 @@ _journal.propagate = False
 class Stream:
     """A stream. Only the one thread that runs its jobs changes the attributes from `seq` to `estimate`."""
 
-    def __init__(self, stream_id: str, events_kept: int) -> None:
+    def __init__(self, stream_id: str) -> None:
         self.id = stream_id
         self.seq = 0  # number of the last job
         self.version = 0  # seq at which the present state was reached; 0 is the source model
         self.changed = 0  # seq of the last change of the state
         self.saved = 0  # seq of the newest snapshot on disk
-        self.adapted = 0  # batches that changed a parameter
+        self.adapted_batches = 0  # those that changed a parameter
         self.images = 0
         self.steps = 0  # batches shown to the method since the process started; each may have changed the state
         self.captured = 0  # value of `steps` when the last snapshot was taken
         self.durable = 0  # value of `steps` in the newest snapshot on disk
-        self.skipped = 0
+        self.skipped_batches = 0
         self.difference: Difference | None = None  # None: on disk only, or never used
         self.stale = False  # the live model has changed since `difference` was taken
         self.refused = False  # no snapshot could be read, so that the stream started over
         self.drift = 0.0
-        self.last: dict[str, Any] = {}  # what the last adaptation did
+        self.last_adaptation: dict[str, Any] = {}
         self.guard: dict[str, Any] = {}  # what the guard did with that batch, and in all
         self.estimate: dict[str, Any] | None = None  # of the accuracy after that batch, where the stream is watched
         self.disk = 0  # bytes of the snapshots on disk
         self.used = time.time()
-        self.jobs: deque[Job] = deque()
         self.running = False
-        self.admitted = 0
-        self.tenant = ""  # of the last request
         self.confidence: deque[float] = deque(maxlen=_RECENT_BATCHES)  # mean of each batch
         self.classes: deque[int] = deque(maxlen=_RECENT_IMAGES)
-        self._events: deque[dict[str, Any]] = deque(maxlen=events_kept)  # other threads read a copy
+        self.events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)  # other threads read a copy
 
     @property
     def durable_through(self) -> int:
@@ -73,9 +74,15 @@ class Stream:
         """Take over the state and the counts of a snapshot that was read from disk."""
         self.seq = max(self.seq, snapshot.name.seq)
         self.version, self.changed, self.saved = snapshot.name.version, snapshot.name.seq, snapshot.name.seq
-        self.adapted, self.images = snapshot.adapted, max(self.images, snapshot.images)  # not all images adapt
+        self.adapted_batches, self.images = snapshot.adapted, max(self.images, snapshot.images)  # not all adapt
         self.captured = self.durable = self.steps
         self.difference, self.stale = snapshot.difference, False
+
+    def as_snapshot(self, kind: str, difference: Difference) -> StreamSnapshot:
+        """Return the present state as a snapshot."""
+        self.captured = self.steps
+        name = SnapshotName(self.seq, self.version, kind)
+        return StreamSnapshot(name, difference, self.adapted_batches, self.images, self.steps)
 
     def note_snapshot(self, snapshot: StreamSnapshot) -> None:
         """Note that a snapshot is on disk."""
@@ -83,64 +90,44 @@ class Stream:
         self.durable = max(self.durable, snapshot.steps)
         self.event("snapshot", snapshot=snapshot.name.seq, version=snapshot.name.version, kind=snapshot.name.kind)
 
-    def as_snapshot(self, kind: str, difference: Difference) -> StreamSnapshot:
-        """Return the present state as a snapshot."""
-        self.captured = self.steps
-        name = SnapshotName(self.seq, self.version, kind)
-        return StreamSnapshot(name, difference, self.adapted, self.images, self.steps)
-
     def forget(self) -> None:
-        """Return to the values of a new stream, after this one was deleted; its queue stays."""
-        kept = {name: vars(self)[name] for name in ("jobs", "running", "admitted", "tenant")}
-        vars(self).update(vars(Stream(self.id, self._events.maxlen or 1)), **kept)
+        """Return to the values of a new stream, after this one was deleted."""
+        vars(self).update(vars(Stream(self.id)), running=self.running)
 
     def event(self, what: str, /, **facts: Any) -> None:
         """Record an event."""
         entry = {"seq": self.seq, "time": _shown(time.time()), "event": what, **facts}
-        self._events.append(entry)
+        self.events.append(entry)
         if what in _LOGGED:
             details = "".join(f", {name}: {value}" for name, value in facts.items())
             _log.info("%s%s", what, details, extra={"stream": self.id})
         if _journal.hasHandlers():
             _journal.info("%s", json.dumps({"stream": self.id, **entry}))
 
-    def events(self, after: int = 0) -> list[dict[str, Any]]:
-        """Return the events after the job number `after`, oldest first."""
-        return [entry for entry in self._events.copy() if entry["seq"] > after]
-
     def unload(self) -> None:
         """Free the memory of the state, which is on disk, and of most events."""
         self.difference, self.stale = None, False
-        self._events = deque(list(self._events)[-_EVENTS_ON_DISK:], self._events.maxlen)
+        self.events = deque(list(self.events)[-_EVENTS_ON_DISK:], _EVENTS)
         self.classes.clear()
 
     def describe(self, server: "Server") -> dict[str, Any]:
         """Return the stream's status as plain data."""
-        names, confidence, classes = server.names, list(self.confidence), Counter(self.classes.copy())
+        confidence, classes = list(self.confidence), Counter(self.classes.copy())
         return {
             "stream": self.id,
-            "seq": self.seq,
-            "version": self.version,
-            "durable_through": self.durable_through,
+            **{name: getattr(self, name) for name in _STATUS},
             "snapshot_every": server.settings.snapshot_every,
             "unsaved_batches": self.steps - self.durable if self.changed > self.saved else 0,
-            "images": self.images,
-            "adapted_batches": self.adapted,
-            "skipped_batches": self.skipped,
             "in_memory": self.difference is not None,
-            "waiting": self.admitted,
+            "waiting": server.admitted(self),
             "last_used": _shown(self.used),
             "confidence": confidence[-1] if confidence else None,
             "recent_confidence": confidence,
             "distinct_classes": len(classes),
             "class_balance": [
-                {"class": label, "name": names[label] if label < len(names) else None, "share": count / classes.total()}
+                {"class": label, "name": server.names[label], "share": count / classes.total()}
                 for label, count in classes.most_common(_SHOWN_CLASSES)
             ],
-            "drift": self.drift,
-            "last_adaptation": self.last,
-            "guard": self.guard,
-            "estimate": self.estimate,
         }
 
 
