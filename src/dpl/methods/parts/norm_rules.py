@@ -1,7 +1,7 @@
 """The rules by which methods let BatchNorm layers normalise, each from its paper, and what the setting `norm` means.
 
-`dpl.network.norm_control` has the mechanism and the two plainest rules. What a rule remembers of the stream lies side by side for
-all layers in a few declared tensors, so reset and snapshots know it. It moves while a method adapts
+`dpl.network.norm_control` has the mechanism and the two plainest rules. What a rule remembers of the stream lies side
+by side for all layers in a few declared tensors, so reset and snapshots know it. It moves while a method adapts
 (`NormControl.adapting`), not when it only predicts; a teacher's network uses it as it is.
 """
 
