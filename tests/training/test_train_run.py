@@ -49,7 +49,7 @@ def test_best_weights_have_plain_names_and_the_accuracy_that_is_told(pacs, spec,
 
 
 def test_of_equals_the_earliest_is_kept(pacs, spec):
-    trainer = SourceTrainer(spec(), open_sources(spec(), pacs), torch.device("cpu"))
+    trainer = SourceTrainer(spec(), open_sources(spec(), pacs))
     trainer.history = [{"step": step, "mean": mean} for step, mean in enumerate([50.0, 70.0, 60.0, 70.0])]
     assert trainer.best()["step"] == 1
 
@@ -165,7 +165,7 @@ def test_a_new_head_starts_small_whatever_the_network_would_do(pacs, tmp_path):
     save_file(create("tf_efficientnet_lite0", num_classes=10).network.state_dict(), tmp_path / "start.safetensors")
     made = TrainSpec(dataset="PACS", target="sketch", network="tf_efficientnet_lite0", size=32,
                      weights=tmp_path / "start.safetensors")  # fmt: skip
-    trainer = SourceTrainer(made, open_sources(made, pacs), torch.device("cpu"))
+    trainer = SourceTrainer(made, open_sources(made, pacs))
     assert trainer.state()["network.classifier.weight"].abs().max() < 1280**-0.5
 
 

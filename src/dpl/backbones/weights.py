@@ -24,11 +24,8 @@ _ACCEPTED = "accepted are .safetensors, and .pth, .pt, .th, .tar or .bin files o
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")
 _PREFIXES = ("module.", "model.", "network.")
 # PyTorch spells weight norm in two ways, by hooks and by parametrizations; a file may have the other one.
-_SPELLINGS = {
-    ".weight_g": ".parametrizations.weight.original0",
-    ".weight_v": ".parametrizations.weight.original1",
-}
-_WEIGHT_NORM = [*_SPELLINGS.items(), *((new, old) for old, new in _SPELLINGS.items())]
+_SPELLINGS = [(".weight_g", ".parametrizations.weight.original0"), (".weight_v", ".parametrizations.weight.original1")]
+_SPELLINGS += [(new, old) for old, new in _SPELLINGS]
 _Tensors = Mapping[str, Tensor]
 
 
@@ -75,7 +72,7 @@ def _by_name(tensors: _Tensors, expected: _Tensors, path: str | Path) -> dict[st
     for name, tensor in tensors.items():
         while name not in expected and name.startswith(_PREFIXES):
             name = name.partition(".")[2]
-        spelled = (name.removesuffix(old) + new for old, new in _WEIGHT_NORM if name.endswith(old))
+        spelled = (name.removesuffix(old) + new for old, new in _SPELLINGS if name.endswith(old))
         found[next((other for other in spelled if other in expected), name)] = tensor
     if len(found) != len(tensors):
         raise DataError(f"{path} holds several versions of a tensor under different prefixes; save one of them alone.")

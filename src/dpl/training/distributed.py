@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dpl.core.extras import choose_device
 from dpl.network.norm_control import Forward, NormControl, install, normalise
 
 __all__ = ["ALONE", "ProcessGroup", "process_group"]
@@ -23,10 +24,11 @@ __all__ = ["ALONE", "ProcessGroup", "process_group"]
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The position of this process among all. All processes must call a method that communicates."""
+    """The position of this process among all, and its device. All processes must call a method that communicates."""
 
     rank: int = 0
     size: int = 1
+    device: torch.device = torch.device("cpu")
 
     def rows(self, count: int) -> slice:
         """Return the rows of this process, of `count` rows in all."""
@@ -83,14 +85,14 @@ def process_group(device: str | None = None) -> Iterator[ProcessGroup]:
     On GPUs, each process uses the GPU with its local rank and NCCL; on CPUs, they use gloo.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        yield ALONE
+        yield ProcessGroup(device=choose_device(device))
         return
     on_gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
-        group = ProcessGroup(dist.get_rank(), dist.get_world_size())
+        group = ProcessGroup(dist.get_rank(), dist.get_world_size(), choose_device(device))
         yield group
         group.wait()
         # A thread of gloo that still has to release a tensor needs Python's lock, which the end of the group holds

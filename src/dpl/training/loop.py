@@ -16,7 +16,6 @@ from torch import nn
 from dpl.backbones import create, load_weights
 from dpl.backbones.normalise import bare
 from dpl.core.errors import DataError, ModelError, SettingError
-from dpl.core.extras import choose_device
 from dpl.data import Batch, batches, square, training, training_batches
 from dpl.network.split import guess_classifier, logits_of
 from dpl.streams import seed_hash
@@ -59,11 +58,10 @@ def train(
     Under `torchrun`, all processes share each batch and see `out`; only the first one writes there and calls `on_step`.
     """
     with process_group(device) as group:
-        place = choose_device(device)
         sources = open_sources(spec, data)
-        devices = [place] if place.type == "cuda" else []
+        devices = [group.device] if group.device.type == "cuda" else []
         with open_run(out, sources.record, group) as folder, torch.random.fork_rng(devices=devices):
-            trainer = SourceTrainer(spec, sources, place, group, workers)
+            trainer = SourceTrainer(spec, sources, group, workers)
             folder.resume(trainer)
             trainer.run(folder, on_step if folder.writes else None)
             best, seconds = trainer.best(), trainer.history[-1]["seconds"]
@@ -74,15 +72,13 @@ def train(
 class SourceTrainer(Trainer):
     """A source model under Adam. In a process group, each process trains on its rows of a batch."""
 
-    def __init__(
-        self, spec: TrainSpec, sources: Sources, device: torch.device, group: ProcessGroup = ALONE, workers: int = 0
-    ) -> None:
+    def __init__(self, spec: TrainSpec, sources: Sources, group: ProcessGroup = ALONE, workers: int = 0) -> None:
         torch.manual_seed(spec.seed)
         network = create(spec.network, num_classes=len(sources.classes))
         if spec.weights is not None:
             _load(network, spec.weights)
         _check_runs(network, spec, len(sources.classes))
-        super().__init__(network, device, partial(torch.optim.Adam, lr=spec.lr))
+        super().__init__(network, group.device, partial(torch.optim.Adam, lr=spec.lr))
         self.spec, self.sources, self.group, self.workers = spec, sources, group, workers
         self._rows = spec.per_domain * len(sources.training)  # of a batch, in all processes
         group.join_statistics(self.network)
@@ -135,12 +131,11 @@ class SourceTrainer(Trainer):
     def _validate(self) -> Record:
         """Return the accuracy in percent of each source domain, and their mean; each process contributes its rows."""
         self.network.eval()
-        unaugmented, at_once = square(self.spec.size), 64
         accuracies: dict[str, float] = {}
         for name, images in self.sources.validation.items():
             own = np.arange(len(images))[self.group.rows(len(images))]
             correct = torch.zeros((), dtype=torch.int64, device=self.device)
-            for batch in batches(images, own, unaugmented, at_once, workers=self.workers, on_error="raise"):
+            for batch in batches(images, own, square(self.spec.size), 64, workers=self.workers, on_error="raise"):
                 shown = batch.images.to(self.device, memory_format=torch.channels_last)
                 correct += (logits_of(self.network(shown)).argmax(dim=1) == batch.labels.to(self.device)).sum()
             accuracies[name] = float(100.0 * self.group.sum(correct).item() / len(images))
