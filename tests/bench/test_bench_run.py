@@ -188,6 +188,14 @@ def test_the_likelihood_of_the_true_class_is_kept_beside_the_confidence(everythi
     assert record["nll"] > 0
 
 
+def test_label_shift_streams_fewer_images(everything):
+    plain, context = unit_of(everything, "pacs", "source", domains=("sketch",))
+    shifted, _ = unit_of(everything, "pacs", "source", domains=("sketch",), imbalance=3.0)
+    counts = run_unit(shifted, context).records[0]["per_class_n"]
+    assert max(counts) == 3 * min(counts)
+    assert shifted.key != plain.key
+
+
 def test_a_fast_stream_leaves_no_time_to_adapt(everything):
     waiting, context = unit_of(everything, "pacs", "tent", domains=("sketch",))
     fast, _ = unit_of(everything, "pacs", "tent", domains=("sketch",), stream_speed=1.0)

@@ -23,7 +23,7 @@ __all__ = [
 Settings = Mapping[str, Any]
 
 # Options that units no longer have, as records name them where they were not used.
-_UNUSED = [("changing", None), ("imbalance", None), ("outliers", None), ("outlier_ratio", 1.0)]
+_UNUSED = [("changing", None), ("outliers", None), ("outlier_ratio", 1.0)]
 
 
 @dataclass(frozen=True, kw_only=True)
