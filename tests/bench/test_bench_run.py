@@ -177,6 +177,20 @@ def test_a_transform_that_is_none_is_refused(text):
         make_transform(text)
 
 
+def test_outliers_change_the_stream_but_not_what_is_scored(everything):
+    plain, context = unit_of(everything, "pacs", "source", domains=("sketch",))
+    for outliers in ("noise", "vlcs"):
+        mixed, _ = unit_of(everything, "pacs", "source", domains=("sketch",), outliers=outliers, outlier_ratio=0.5)
+        expected, outcome = run_unit(plain, context), run_unit(mixed, context)
+        for name, column in expected.arrays.items():
+            np.testing.assert_array_equal(column, outcome.arrays[name])
+        before, after = expected.records[0], outcome.records[0]
+        assert after["accuracy"] == before["accuracy"]
+        assert after["batches"] > before["batches"]
+        assert before["outlier_auroc"] is None
+        assert 0 <= after["outlier_auroc"] <= 100
+
+
 def test_the_likelihood_of_the_true_class_is_kept_beside_the_confidence(everything):
     outcome = run_unit(*unit_of(everything, "pacs", domains=("sketch",)))
     arrays, (record,) = outcome.arrays, outcome.records

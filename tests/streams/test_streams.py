@@ -304,3 +304,14 @@ def test_imbalance_of_one_keeps_a_balanced_stream_and_less_is_refused():
     assert np.array_equal(plain.indices, same.indices)
     with pytest.raises(SettingError, match=r"imbalance=0\.5: expected a number of at least 1"):
         plan("reset_each_shift", [Domain("a", labels)], imbalance=0.5)
+
+
+def test_outliers_are_mixed_into_every_segment_and_disturb_no_order():
+    domains = [Domain("a", np.zeros(40, int)), Domain("b", np.zeros(40, int))]
+    plain = plan("continual", domains, seed=1)
+    mixed = plan("continual", domains, seed=1, outliers=Domain("outliers", [-1] * 10))
+    for before, after in zip(plain, mixed, strict=True):
+        is_outlier = after.indices[:, 0] == 2
+        assert is_outlier.sum() == 10
+        assert 0 < np.flatnonzero(is_outlier).mean() < 49
+        assert np.array_equal(after.indices[~is_outlier], before.indices)

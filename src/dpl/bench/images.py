@@ -14,6 +14,7 @@ from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch, ImageSet, batches, unchanged
 from dpl.data.corruptions.regenerate import corrupted_pixels, regenerated
+from dpl.data.outliers import noise_images, without_labels
 from dpl.data.sets import Indices, joined
 from dpl.data.transforms import make_transform
 from dpl.streams import Domain, Order, Segment, domainbed_split, plan
@@ -40,28 +41,48 @@ class StreamedDomain(NamedTuple):
 
 
 class UnitStream:
-    """What a unit streams: each domain at each severity, and their order of arrival."""
+    """What a unit streams: each domain at each severity, at the end its outliers, and their order of arrival."""
 
     def __init__(self, unit: Unit, context: "BenchContext") -> None:
         self.unit, self.context = unit, context
         self.parts = [self._open(name, severity) for name, severity in _shifts(unit)]
         order = {field.name: getattr(unit, field.name) for field in dataclasses.fields(Order)}
-        domains = [part.domain for part in self.parts]
-        self.segments: list[Segment] = plan(unit.protocol, domains, seed=unit.seed, **order)
+        domains, outliers = [part.domain for part in self.parts], None
+        if unit.outliers is not None:
+            self.parts.append(self._outliers(unit.outliers, self.parts[0]))
+            outliers = self.parts[-1].domain
+        self.segments: list[Segment] = plan(unit.protocol, domains, seed=unit.seed, outliers=outliers, **order)
 
     def _open(self, name: str, severity: int | None) -> StreamedDomain:
-        """Open a domain at a severity, restricted to the images that are streamed, corrupted if the unit says so."""
+        """Open a domain at a severity, restricted to the images that are streamed."""
         unit = self.unit
         whole, index, notes = _domain(unit, self.context, name, severity)
         if not whole.labelled:
             raise DataError(f"{whole.name}: some of its images have no label; accuracy needs one for each")
         positions = _first(part_of(len(whole), unit.part, index, unit.seed, unit.holdout), unit.limit)
-        if unit.corrupt is None or severity is None:
-            images = whole.subset(positions)
-        else:
-            transform, seed, cache = make_transform(unit.transform), unit.corrupt, self.context.cache
-            images = regenerated(whole, positions, transform, name, severity, seed=seed, cache=cache)
+        images = self._corrupted(whole, positions, name, severity)
         return StreamedDomain(Domain(name, images.labels, severity), images, positions, len(whole), notes)
+
+    def _outliers(self, source: str, first: StreamedDomain) -> StreamedDomain:
+        """Return images of no known class: uniform noise, or of another data set and corrupted as the stream is."""
+        known = first.images
+        count = max(1, round(self.unit.outlier_ratio * len(known)))
+        if source == "noise":
+            images = whole = noise_images(known, count, seed=self.unit.seed)
+            positions = np.arange(count)
+        else:
+            whole = without_labels(joined([*self.context.open(source)[0].domains.values()]), known.classes)
+            positions = _first(np.arange(len(whole)), count)
+            images = self._corrupted(whole, positions, first.domain.name, first.domain.severity)
+        return StreamedDomain(Domain("outliers", images.labels), images, positions, len(whole))
+
+    def _corrupted(self, whole: ImageSet, positions: Indices, name: str, severity: int | None) -> ImageSet:
+        """Return the images at these positions, corrupted where the unit says so."""
+        unit = self.unit
+        if unit.corrupt is None or severity is None:
+            return whole.subset(positions)
+        transform, cache = make_transform(unit.transform), self.context.cache
+        return regenerated(whole, positions, transform, name, severity, seed=unit.corrupt, cache=cache)
 
     def members(self, segment: Segment) -> dict[int, StreamedDomain]:
         """Return the parts that a segment takes from, by their numbers."""

@@ -71,6 +71,7 @@ class Section(StreamSettings):
         super().__post_init__()
         make_transform(self.transform)
         by_domain = self.protocol in BY_DOMAIN
+        resets = by_domain or PROTOCOLS[self.protocol].reset == "each"
         conflicts = [
             (by_domain and self.dataset not in DOMAINS,
              f"protocol {self.protocol}: needs a data set of domains, {self.dataset} is not"),
@@ -86,6 +87,9 @@ class Section(StreamSettings):
              f"corrupt: {self.dataset} is not a set of clean images ({', '.join(CLEAN)})"),
             (self.source == {"part": "rest"} and self.corrupt is None,
              "source: rest is for clean images that are corrupted here"),
+            (self.outliers == self.dataset, "outliers: expected another data set than the stream's, or noise"),
+            (self.outliers and self.corrupt is not None and not resets,
+             "outliers: are corrupted as the stream is; use a protocol that resets at each corruption"),
         ]  # fmt: skip
         for is_wrong, message in conflicts:
             if is_wrong:

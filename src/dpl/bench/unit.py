@@ -23,7 +23,7 @@ __all__ = [
 Settings = Mapping[str, Any]
 
 # Options that units no longer have, as records name them where they were not used.
-_UNUSED = [("changing", None), ("outliers", None), ("outlier_ratio", 1.0)]
+_UNUSED = [("changing", None)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,9 @@ class StreamSettings(Order):
     network: str = setting(MISSING, "name of the network")
     batch_size: int = setting(MISSING, "images per batch", low=1)
     corrupt: int | None = setting(None, "corrupt clean images here: true, or a seed", low=0)
+    outliers: str | None = setting(None, "mix in images of no known class: noise, or a data set", later=True,
+                                   choices=(None, "noise", *DOMAINS, *CLEAN))  # fmt: skip
+    outlier_ratio: float = setting(1.0, "outliers for each image of a known class", low=0, later=True)
     stream_speed: float | None = setting(None, "batches that arrive in the time of one prediction", low=0, later=True)
     limit: int | None = setting(None, "use at most so many images of each domain", low=1)
     transform: str = setting("unchanged", "how images are resized and cropped")

@@ -55,7 +55,9 @@ class Order(Checked):
 _Stop = tuple[str, int | None, tuple[int, ...], int]  # name, severity, domains and visit of a segment
 
 
-def plan(protocol: str, domains: Sequence[Domain], *, seed: int = 0, **options: Any) -> list[Segment]:
+def plan(
+    protocol: str, domains: Sequence[Domain], *, seed: int = 0, outliers: Domain | None = None, **options: Any
+) -> list[Segment]:
     """Return the segments of a stream of `domains` under the named protocol; the options are those of `Order`.
 
     `order="numpy"` shuffles every segment on its own, by the seed and by the segment's name and visit alone.
@@ -63,6 +65,9 @@ def plan(protocol: str, domains: Sequence[Domain], *, seed: int = 0, **options: 
     permutation, as in the RMT library. `delta` turns the class-sorted order of the correlated protocols into a
     Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence. `imbalance` shifts the labels:
     the most frequent class of a segment has so many times the samples of the rarest.
+
+    `outliers` are samples of no known class that are mixed into every segment; in index rows their domain has the
+    number `len(domains)`.
     """
     if protocol not in PROTOCOLS:
         raise SettingError(f"unknown protocol {protocol!r}. {did_you_mean(str(protocol), PROTOCOLS)}")
@@ -85,7 +90,10 @@ def plan(protocol: str, domains: Sequence[Domain], *, seed: int = 0, **options: 
             arrival = _dirichlet(arrival, labels, wanted.delta, generator)
         if wanted.imbalance is not None:
             arrival = _long_tailed(arrival, labels, wanted.imbalance, generator)
-        segments.append(Segment(name, rows[arrival], chosen.reset == "each" or not segments, severity, visit))
+        rows = rows[arrival]
+        if outliers is not None:
+            rows = _with_outliers(rows, len(domains), len(outliers), generator)
+        segments.append(Segment(name, rows, chosen.reset == "each" or not segments, severity, visit))
     return segments
 
 
@@ -132,6 +140,13 @@ def _long_tailed(arrival: IntArray, labels: IntArray, imbalance: float, generato
     sizes = np.maximum(1, np.floor(counts.min() * imbalance**-rank)).astype(np.int64)
     kept = [np.flatnonzero(labels[arrival] == name)[:size] for name, size in zip(classes, sizes, strict=True)]
     return arrival[np.sort(np.concatenate(kept))]
+
+
+def _with_outliers(rows: IntArray, number: int, count: int, generator: np.random.Generator) -> IntArray:
+    """Insert the samples of a domain of outliers at random places; all others keep their order."""
+    outliers = np.column_stack([np.full(count, number), generator.permutation(count)])
+    places = np.sort(generator.permutation(len(rows) + count)[:count])
+    return np.insert(rows, places - np.arange(count), outliers, axis=0)
 
 
 def _once(domains: Sequence[Domain]) -> list[_Stop]:
