@@ -279,3 +279,39 @@ def test_the_documentation_defines_every_protocol() -> None:
     text = DOCS.read_text(encoding="utf-8")
     for name, protocol in PROTOCOLS.items():
         assert f"| `{name}` | {protocol.summary} |" in text
+
+
+def test_a_long_tailed_stream_has_the_wanted_imbalance():
+    labels = np.repeat(np.arange(5), 80)
+    [segment] = plan("reset_each_shift", [Domain("a", labels)], seed=3, imbalance=16)
+    counts = np.bincount(labels[segment.indices[:, 1]], minlength=5)
+    assert sorted(counts) == [5, 10, 20, 40, 80]
+    assert len(np.unique(segment.indices[:, 1])) == len(segment)
+    [other] = plan("reset_each_shift", [Domain("a", labels)], seed=4, imbalance=16)
+    assert not np.array_equal(counts, np.bincount(labels[other.indices[:, 1]], minlength=5))
+
+
+def test_imbalance_keeps_the_order_of_the_protocol():
+    labels = np.repeat(np.arange(4), 20)
+    [segment] = plan("reset_each_shift_correlated", [Domain("a", labels)], imbalance=4)
+    assert (np.diff(labels[segment.indices[:, 1]]) >= 0).all()
+
+
+def test_imbalance_of_one_keeps_a_balanced_stream_and_less_is_refused():
+    labels = np.repeat(np.arange(4), 20)
+    [plain] = plan("reset_each_shift", [Domain("a", labels)])
+    [same] = plan("reset_each_shift", [Domain("a", labels)], imbalance=1)
+    assert np.array_equal(plain.indices, same.indices)
+    with pytest.raises(SettingError, match=r"imbalance=0\.5: expected a number of at least 1"):
+        plan("reset_each_shift", [Domain("a", labels)], imbalance=0.5)
+
+
+def test_outliers_are_mixed_into_every_segment_and_disturb_no_order():
+    domains = [Domain("a", np.zeros(40, int)), Domain("b", np.zeros(40, int))]
+    plain = plan("continual", domains, seed=1)
+    mixed = plan("continual", domains, seed=1, outliers=Domain("outliers", [-1] * 10))
+    for before, after in zip(plain, mixed, strict=True):
+        is_outlier = after.indices[:, 0] == 2
+        assert is_outlier.sum() == 10
+        assert 0 < np.flatnonzero(is_outlier).mean() < 49
+        assert np.array_equal(after.indices[~is_outlier], before.indices)

@@ -70,11 +70,11 @@ def _read(stream: UnitStream, segment: Segment, rows: list[int], failed: list[st
 def _predictions(
     stream: UnitStream, segment: Segment, number: int, rows: list[int], result: OnlineResult
 ) -> dict[str, NDArray[Any]]:
-    """Return what is kept of each image: two bytes for a class, two for a probability."""
+    """Return what is kept of each image of a known class: two bytes for a class, two for a probability."""
     members = stream.members(segment)
     domains = np.repeat(np.asarray(list(members), dtype=np.uint16), [len(part.images) for part in members.values()])
     samples = np.concatenate([part.positions for part in members.values()])
-    return {
+    columns: dict[str, NDArray[Any]] = {
         "segment": np.full(len(rows), number, dtype=np.uint16),
         "domain": domains[rows],
         "sample": samples[rows].astype(np.int32),
@@ -83,13 +83,15 @@ def _predictions(
         "confidence": np.asarray(result.confidences, dtype=np.float16),
         "log_likelihood": np.asarray(result.log_likelihoods, dtype=np.float16),  # its smallest values still differ
     }
+    return {name: column[result.known] for name, column in columns.items()}
 
 
 def _segment_record(
     stream: UnitStream, segment: Segment, result: OnlineResult, domains: NDArray[Any], failed: list[str]
 ) -> Record:
     classes = len(stream.parts[0].images.classes)
-    labels, correct = np.asarray(result.labels), result.correct
+    known, confidences = result.known, np.asarray(result.confidences)
+    labels, correct = np.asarray(result.labels)[known], result.correct[known]
     counts, hits = (np.bincount(some, minlength=classes).tolist() for some in (labels, labels[correct]))
     by_domain = {
         stream.parts[number].domain.title: 100.0 * float(correct[domains == number].mean())
@@ -100,10 +102,11 @@ def _segment_record(
         "severity": segment.severity,
         "visit": segment.visit,
         "n": len(labels),
+        "outlier_auroc": _outlier_auroc(confidences, known),
         "accuracy": result.accuracy,
         "error": 100.0 - result.accuracy,
-        "confidence": float(np.mean(result.confidences)),
-        "nll": -float(np.mean(result.log_likelihoods)),
+        "confidence": float(np.mean(confidences[known])),
+        "nll": -float(np.mean(np.asarray(result.log_likelihoods)[known])),
         "per_class": [round(100.0 * h / c, 4) if c else None for h, c in zip(hits, counts, strict=True)],
         "per_class_n": counts,
         "by_domain": by_domain,
@@ -113,10 +116,19 @@ def _segment_record(
         "skipped_because": dict(result.reasons.most_common(_REASONS)),
         "unreadable": len(failed),
         "unreadable_first": failed[:3],
-        "seconds_per_image": result.seconds / len(labels),
+        "seconds_per_image": result.seconds / len(known),
         "gflops_per_image": result.work.gflops_per_image,
         "peak_bytes": peak_memory(),
     }
+
+
+def _outlier_auroc(confidences: NDArray[np.float64], known: NDArray[np.bool_]) -> float | None:
+    """Return the probability, in percent, that a known image is more confident than an outlier; None without any."""
+    inside, outside = confidences[known], np.sort(confidences[~known])
+    if len(inside) == 0 or len(outside) == 0:
+        return None
+    below, not_above = (np.searchsorted(outside, inside, side=side) for side in ("left", "right"))
+    return 100.0 * float((below + not_above).mean()) / (2 * len(outside))
 
 
 def _shared(stream: UnitStream, prepared: PreparedModel) -> Record:

@@ -79,6 +79,7 @@ class Section(StreamSettings):
     def _conflicts(self) -> list[tuple[Any, str]]:
         """Return for each key that would silently be ignored whether it is so here, and what to say."""
         by_domain = self.protocol in BY_DOMAIN
+        resets = by_domain or PROTOCOLS[self.protocol].reset == "each"
         return [
             (by_domain and self.dataset not in DOMAINS,
              f"protocol {self.protocol}: needs a data set of domains, {self.dataset} is not"),
@@ -92,8 +93,15 @@ class Section(StreamSettings):
             (self.domains and by_domain, "domains: this protocol names its streams by targets"),
             (self.corrupt is not None and self.dataset not in CLEAN,
              f"corrupt: {self.dataset} is not a set of clean images ({', '.join(CLEAN)})"),
+            (self.changing and (self.corrupt is None or self.protocol != "continual"),
+             "changing: needs corrupt: true and protocol: continual"),
+            (self.changing and (len(self.severities) > 1 or (self.domains is not None and len(self.domains) < 2)),
+             "changing: needs one severity, which both corruptions share, and at least two corruptions in domains"),
             (self.source == {"part": "rest"} and self.corrupt is None,
              "source: rest is for clean images that are corrupted here"),
+            (self.outliers == self.dataset, "outliers: expected another data set than the stream's, or noise"),
+            (self.outliers and self.corrupt is not None and not resets,
+             "outliers: are corrupted as the stream is; use a protocol that resets at each corruption"),
         ]  # fmt: skip
 
 

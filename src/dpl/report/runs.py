@@ -25,7 +25,7 @@ __all__ = [
 SOURCE = "source"
 UNKNOWN = -1  # label of an image whose class is not known
 _SHARED = ("dataset", "corrupt", "part", "holdout", "limit", "files", "transform", "protocol", "order", "delta",
-           "visits", "stream_speed", "network")  # fmt: skip
+           "visits", "imbalance", "outliers", "outlier_ratio", "stream_speed", "network")  # fmt: skip
 
 Integers = NDArray[np.int64]
 Record = Mapping[str, Any]

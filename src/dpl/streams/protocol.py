@@ -49,18 +49,25 @@ class Order(Checked):
     # Outside this range proportions overflow or are 0 and 1.
     delta: float | None = setting(None, "Dirichlet concentration of correlated streams", low=1e-9, high=1e9)
     visits: int | None = setting(None, "how often a recurring stream repeats its domains", low=1)
+    imbalance: float | None = setting(None, "label shift: most frequent class over rarest", low=1, later=True)
 
 
 _Stop = tuple[str, int | None, tuple[int, ...], int]  # name, severity, domains and visit of a segment
 
 
-def plan(protocol: str, domains: Sequence[Domain], *, seed: int = 0, **options: Any) -> list[Segment]:
+def plan(
+    protocol: str, domains: Sequence[Domain], *, seed: int = 0, outliers: Domain | None = None, **options: Any
+) -> list[Segment]:
     """Return the segments of a stream of `domains` under the named protocol; the options are those of `Order`.
 
     `order="numpy"` shuffles every segment on its own, by the seed and by the segment's name and visit alone.
     `order="python"` seeds Python's generator again for each segment, so that domains of equal length share one
     permutation, as in the RMT library. `delta` turns the class-sorted order of the correlated protocols into a
-    Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence.
+    Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence. `imbalance` shifts the labels:
+    the most frequent class of a segment has so many times the samples of the rarest.
+
+    `outliers` are samples of no known class that are mixed into every segment; in index rows their domain has the
+    number `len(domains)`.
     """
     if protocol not in PROTOCOLS:
         raise SettingError(f"unknown protocol {protocol!r}. {did_you_mean(str(protocol), PROTOCOLS)}")
@@ -81,7 +88,12 @@ def plan(protocol: str, domains: Sequence[Domain], *, seed: int = 0, **options: 
             arrival = arrival[np.argsort(labels[arrival], kind="stable")]
         if wanted.delta is not None:
             arrival = _dirichlet(arrival, labels, wanted.delta, generator)
-        segments.append(Segment(name, rows[arrival], chosen.reset == "each" or not segments, severity, visit))
+        if wanted.imbalance is not None:
+            arrival = _long_tailed(arrival, labels, wanted.imbalance, generator)
+        rows = rows[arrival]
+        if outliers is not None:
+            rows = _with_outliers(rows, len(domains), len(outliers), generator)
+        segments.append(Segment(name, rows, chosen.reset == "each" or not segments, severity, visit))
     return segments
 
 
@@ -116,6 +128,25 @@ def _dirichlet(ordered: IntArray, labels: IntArray, delta: float, generator: np.
             slots[unfilled[piece]].append(members[bounds[piece] : bounds[piece + 1]])
         filled[unfilled] += np.diff(bounds)
     return np.concatenate([slot[i] for slot in slots for i in generator.permutation(len(slot))])
+
+
+def _long_tailed(arrival: IntArray, labels: IntArray, imbalance: float, generator: np.random.Generator) -> IntArray:
+    """Keep the first samples of each class; the sizes fall exponentially, as in CIFAR-LT, over classes in random order.
+
+    Every class keeps at least one sample.
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    rank = generator.permutation(len(classes)) / max(len(classes) - 1, 1)
+    sizes = np.maximum(1, np.floor(counts.min() * imbalance**-rank)).astype(np.int64)
+    kept = [np.flatnonzero(labels[arrival] == name)[:size] for name, size in zip(classes, sizes, strict=True)]
+    return arrival[np.sort(np.concatenate(kept))]
+
+
+def _with_outliers(rows: IntArray, number: int, count: int, generator: np.random.Generator) -> IntArray:
+    """Insert the samples of a domain of outliers at random places; all others keep their order."""
+    outliers = np.column_stack([np.full(count, number), generator.permutation(count)])
+    places = np.sort(generator.permutation(len(rows) + count)[:count])
+    return np.insert(rows, places - np.arange(count), outliers, axis=0)
 
 
 def _once(domains: Sequence[Domain]) -> list[_Stop]:
