@@ -1,6 +1,5 @@
 """The page: its figures are those of the store, it needs no other file, and it reports what is missing or damaged."""
 
-import csv
 import dataclasses
 import errno
 import json
@@ -10,7 +9,7 @@ import shutil
 import webbrowser
 from html.parser import HTMLParser
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import pytest
 
@@ -399,45 +398,21 @@ def test_a_folder_of_images_is_no_run(adapted, tmp_path, capsys):
     assert sorted(images.rglob("*")) == before
 
 
-def test_the_accuracies_are_written_for_papers(bench_root, tmp_path, capsys):
-    copy = shutil.copytree(bench_root / "store", tmp_path / "store")
-    assert main(["report", str(copy), "--latex", "--csv", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["tables"] == [str(copy / f"report.{s}") for s in ("tex", "csv")]
-    rows = Store(copy).rows(method="tent", segment="sketch")
-    mean, deviation = fmean(row["accuracy"] for row in rows), stdev(row["accuracy"] for row in rows)
-    lines = list(csv.DictReader((copy / "report.csv").open()))
-    assert len(lines) == 4 * 2 * 2  # methods, streams, seeds
-    found = [line for line in lines if (line["method"], line["stream"]) == ("tent", "sketch")]
-    assert [float(line["accuracy"]) for line in found] == pytest.approx([row["accuracy"] for row in rows])
-    assert [line["seed"] for line in found] == ["0", "1"]
-    text = (copy / "report.tex").read_text()
-    assert rf"{mean:.1f} $\pm$ {deviation:.1f}" in text
-    assert r"art\_painting" in text
-    assert text.count(r"\toprule") == 1
-
-
-def test_without_labels_there_is_no_table_for_papers(adapted, tmp_path, capsys):
-    assert main(["report", str(adapted), "--csv", "--out", str(tmp_path / "page.html")]) == 2
-    assert "the run has no accuracy" in capsys.readouterr().err
-
-
 def test_runs_over_one_folder_share_a_table_and_a_chart(tmp_path, capsys):
     make_adapted(tmp_path, "--with-source", flat=False)
     adapt(tmp_path, "slow", "--method", "dpl", "--set", "confidence=0.2", "--set", "lr=1e-6")
     adapt(tmp_path, "tent", "--method", "tent", "--seed", "1")
     capsys.readouterr()
     page = tmp_path / "page.html"
-    assert main(["report", str(tmp_path / "out"), "--out", str(page), "--csv", "--json"]) == 0
+    assert main(["report", str(tmp_path / "out"), "--out", str(page), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["runs"]) == 3
     text = page.read_text()
     assert text.count("<article") == 1
     assert "3 runs on mine" in text
-    lines = list(csv.DictReader(page.with_suffix(".csv").open()))
-    names = [line["method"] for line in lines]
+    names = list(dict.fromkeys(method for method, _ in Cells(text).found))
     assert names[0] == "source"
     assert "tent" in names
     assert [name for name in names if name.startswith("dpl (lr=")][1] == "dpl (lr=1e-06)"
-    assert {cell[0] for cell in Cells(text).found} == set(names)
     (run,) = joined(read_runs(tmp_path / "out"))
     assert len(chart_data(run.experiments[0])["lines"][0]["accuracy"]) == 4
     tent, source = (run.experiments[0].first(name, "mine") for name in ("tent", "source"))

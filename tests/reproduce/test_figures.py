@@ -201,19 +201,15 @@ def test_figure2_keeps_features_of_the_adapted_network(made, place):
     assert not np.array_equal(by_method["source"], by_method["pl"])  # adaptation has changed them
 
 
-def test_figure2_without_kept_features_still_shows_the_counts(made, place, tmp_path):
-    config = tmp_path / "two.yaml"
-    config.write_text(FIG1)
-    arguments = ["--seeds", "1", "--no-run"]
+@pytest.mark.parametrize(("what", "kind"), [("fig2", "features"), ("fig3", "styles")])
+def test_without_kept_features_or_styles_no_run_says_what_to_do(what, kind, made, place, tmp_path, capsys):
     store = tmp_path / "runs"
     store.mkdir()
     (store / "units").symlink_to(place / "runs" / "units")
-    assert call(place, "fig2", tmp_path, *arguments, "--store", str(store), config=config) == 0
-    assert (tmp_path / "fig2.svg").read_text().count("not run") == 6
-    text = (tmp_path / "fig2.md").read_text()
-    assert "| sketch, pl | – |" in text
-    assert "features: not collected: cartoon (source), cartoon (pl), cartoon (dpl), sketch" in text
-    assert "Partial" in (tmp_path / "fig2.svg").read_text()
+    assert call(place, what, tmp_path, "--no-run", "--store", str(store)) == 2
+    told = capsys.readouterr().err
+    assert f"--no-run: the {kind} of source on pacs/" in told
+    assert "leave --no-run out to make them" in told
 
 
 def test_a_damaged_file_of_features_is_named(made, place, tmp_path, capsys):
@@ -240,10 +236,6 @@ def test_figure3_shows_source_domains_then_confident_then_unconfident(made, clos
         "photo (12)", "art painting (12)", "confident target (5)", "unconfident target (7)"
     ]  # fmt: skip
     assert embeddings.farther({"confident": np.zeros(0), "unconfident": np.ones(3)}) is None
-
-
-def test_figure3_without_styles_says_that_they_were_not_run(close):
-    assert [text.get_text() for text in embeddings.draw_styles({}).axes[0].texts] == ["not run"]
 
 
 def test_figure4_lines_are_the_stores_accuracies_in_the_papers_order(made, place):

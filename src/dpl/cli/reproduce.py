@@ -15,7 +15,8 @@ from dpl.core.errors import SettingError
 from dpl.core.extras import optional
 
 if TYPE_CHECKING:  # these need the bench extra, the help does not
-    from dpl.reproduce.compare import Column, Figure
+    from dpl.reproduce.compare import Column
+    from dpl.reproduce.paper import Figure
     from dpl.reproduce.plan import Result
 
 __all__ = ["add_arguments", "run"]

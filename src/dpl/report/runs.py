@@ -127,8 +127,8 @@ class _CheckedStore(Store):
 
     def _check(self, folder: Path) -> None:
         unit, marks = None, read_json(folder / "done")
-        found = {name: _fault(folder / name, marks.get(name)) for name in ("unit.json", "results.jsonl", _ARRAYS)}
-        faults = {name: fault for name, fault in found.items() if fault}
+        names = ("unit.json", "results.jsonl", _ARRAYS)
+        faults = {name: fault for name in names if (fault := _fault(folder / name, marks.get(name)))}
         if not marks:
             faults = {"done": "the mark of completion is missing"}
         try:
@@ -177,8 +177,6 @@ def read_store(root: Path, data: Path | None) -> Run:
     status = f"{done:,} of {len(cells):,} finished" if requests else f"{done:,} finished"
     if told:
         status += f", {len(told)} {'problem' if len(told) == 1 else 'problems'}"
-    if not done:
-        status = "nothing finished that can be shown" if told else "empty: no finished result"
     return Run(requests[-1].title if requests else root.resolve().name, status, experiments, told)
 
 
@@ -218,16 +216,13 @@ def _missing(planned: Sequence[Cell], store: _CheckedStore) -> list[Item]:
     """Return which units failed and why, and which other cells are not complete."""
     paths = [path for path in (store.root / "failures").glob("[!.]*.json") if path.stem not in store.sound]
     failed = {path.stem: read_json(path) for path in sorted(paths)}
-    reasons = [
-        (str(f.get("unit", key)), f"failed: {f.get('reason', 'no reason was noted')}") for key, f in failed.items()
-    ]
+    reasons = [Item(str(note.get("unit", key)), f"failed: {note.get('reason')}") for key, note in failed.items()]
     waiting = grouped(
         (cell.label, cell.candidates[0].target.stream_title)
         for cell in planned
         if not complete(cell, store) and not any(unit.key in failed for unit in cell.units())
     )
-    left = [(label, f"not run yet: {shorten(streams)}") for label, streams in waiting.items()]
-    return [Item(subject, text) for subject, text in reasons + left]
+    return reasons + [Item(label, f"not run yet: {shorten(streams)}") for label, streams in waiting.items()]
 
 
 def _experiment(cells: Sequence[Cell], store: _CheckedStore, data: Path | None) -> Experiment:
@@ -259,9 +254,7 @@ def _store_traces(cells: Sequence[Cell], store: _CheckedStore) -> dict[tuple[str
             image = (arrays["domain"].astype(np.int64) << 32) + arrays["sample"].astype(np.int64)
             label, prediction = arrays["label"].astype(np.int64), arrays["prediction"].astype(np.int64)
             whole, segment = make_trace(image, label, prediction, arrays["confidence"]), arrays["segment"]
-        except (DataError, KeyError):
-            if not any(unit.key in item.subject for item in store.damage):
-                store.damage.append(Item(f"{unit.title} ({unit.key})", f"{_ARRAYS} cannot be read"))
+        except (DataError, KeyError):  # is among the damage, or was written by an early version
             continue
         for number, row in enumerate(cell_rows([cell], store)):
             traces.setdefault((cell.label, _stream(row)), {})[cell.seed] = whole[segment == number]

@@ -1,25 +1,18 @@
-"""The figures of an experiment: accuracy, headline, cost, and signs of trouble; accuracies as tables for papers."""
+"""The figures of an experiment: accuracy, cost, and signs of trouble."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from dpl.bench.tables import AVERAGE, frame, over_seeds
-from dpl.core.errors import DataError
-from dpl.core.files import write_file
-from dpl.report.predictions import joined
-from dpl.report.runs import UNKNOWN, Experiment, Run, Trace
-from dpl.reproduce.document import latex
+from dpl.report.runs import UNKNOWN, Experiment, Trace
 from dpl.reproduce.paper import Row
 
-__all__ = [
-    "AccuracyTable", "accuracy_table", "costs", "findings", "shown", "signed", "write_tables",
-]  # fmt: skip
+__all__ = ["AccuracyTable", "accuracy_table", "costs", "findings", "shown", "signed"]
 
 # Signs of trouble; docs/report.md states these limits.
 _POINTS_BELOW = 1.0  # percentage points below the source model at the end
@@ -128,36 +121,3 @@ def _collapse(experiment: Experiment, last: Trace, labelled: bool) -> list[str]:
         return []
     name = experiment.classes[top] if top < len(experiment.classes) else f"class {top}"
     return [f"predicts {name} for {share:.0%} of the last third; {expected:.0%} would be expected"]
-
-
-# ---- Tables for papers: mean and deviation over seeds as LaTeX, and CSV ----
-
-Tables = Sequence[tuple[Experiment, AccuracyTable]]
-
-
-def write_tables(runs: Sequence[Run], page: Path, formats: Collection[str]) -> list[Path]:
-    """Write the accuracies of all experiments beside the page, one file for each format."""
-    experiments = [experiment for run in joined(runs) for experiment in run.experiments if experiment.labelled]
-    if formats and not experiments:
-        raise DataError(f"--{' --'.join(formats)}: the run has no accuracy, because no label is known")
-    tables = [(experiment, accuracy_table(experiment)) for experiment in experiments]
-    writers = {"latex": (_as_latex, ".tex"), "csv": (_as_csv, ".csv")}
-    return [write_file(page.with_suffix(suffix), text(tables)) for text, suffix in map(writers.__getitem__, formats)]
-
-
-def _as_latex(tables: Tables) -> str:
-    """Return a tabular for each experiment (booktabs); nothing is bold, because a rank is no evidence."""
-    parts = []
-    for experiment, table in tables:
-        deviations = table.deviations.map(lambda value: "" if pd.isna(value) else rf" $\pm$ {shown(value):.1f}")
-        cells = table.means.map(lambda value: "--" if pd.isna(value) else f"{shown(value):.1f}") + deviations
-        named = cells.rename(index=latex, columns=latex)
-        parts.append(f"% {experiment.title}\n{named.to_latex(column_format='l' + 'r' * len(named.columns))}")
-    return "\n".join(parts)
-
-
-def _as_csv(tables: Tables) -> str:
-    """Return a line for each method, stream and seed, figures unrounded."""
-    columns = ["experiment", "label", "stream", "seed", "n", "accuracy"]
-    parts = [frame(experiment.rows).assign(experiment=experiment.title)[columns] for experiment, _ in tables]
-    return str(pd.concat(parts).rename(columns={"label": "method", "n": "images"}).to_csv(index=False))

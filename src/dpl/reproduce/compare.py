@@ -13,28 +13,13 @@ import pandas as pd
 
 from dpl.bench.tables import frame
 from dpl.core.errors import SettingError
-from dpl.reproduce.paper import Place, Row, Table
+from dpl.reproduce.paper import Figure, Place, Row, Table
 
-__all__ = ["Column", "ComparisonTable", "Figure", "column_group", "compare", "oracle", "seed_means"]
+__all__ = ["Column", "ComparisonTable", "column_group", "compare", "oracle", "seed_means"]
 
 _MARKS = [*ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))]  # a, b ... z, aa, ab ...
 _WIDE = 8  # a table with more columns leaves out groups in which nothing was measured
 _LAST_DIGIT = "The printed cells' mean rounds to another last digit; unrounded cells could give the printed one."
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure in percent; of a measured one the mean over seeds of the mean over streams, and what went into it."""
-
-    value: float
-    deviation: float | None  # of a measured one the sample standard deviation over seeds; None for one seed
-    rank: int | None = None  # 1 for the best of the column, 2 for the second best
-    seeds: tuple[int, ...] = ()
-    images: int | None = None  # predictions behind the figure, for one seed
-    parts: int = 0  # streams (domains, corruptions) that went in
-    expected: int = 0  # streams that the paper's figure stands for
-    misprint: str | None = None  # of a printed one: what is wrong with it
-    marks: tuple[str, ...] = ()  # of a printed one: footnotes
 
 
 class SeedMeans(NamedTuple):
@@ -190,10 +175,10 @@ def _values(table: Table, names: Sequence[str], cells: Mapping[Cell, SeedMeans])
     values = {}
     for (name, column), (means, images, parts) in found.items():
         if column in expected:
-            deviation = float(means.std()) if len(means) > 1 else None
+            mean, deviation = float(means.mean()), float(means.std()) if len(means) > 1 else None
             seeds = tuple(map(int, means.index))
-            mean = float(means.mean())
-            values[name, column] = Figure(mean, deviation, None, seeds, images, parts, expected[column])
+            figure = Figure(mean, deviation, seeds=seeds, images=images, parts=parts, expected=expected[column])
+            values[name, column] = figure
     return values | _gains(table, names, values)
 
 
@@ -238,6 +223,6 @@ def _printed(table: Table, shown: Sequence[str]) -> tuple[dict[Cell, Figure], di
         texts += [_LAST_DIGIT] if (row, column) in table.last_digit else []
         texts += [f"{row}, {column}: {note}" for note in cell.notes]
         marks = tuple(names.setdefault(text, _MARKS[len(names)]) for text in texts)
-        figures[row, column] = Figure(cell.value, cell.deviation, misprint=cell.misprint, marks=marks)
+        figures[row, column] = replace(cell, marks=marks)
         used |= set(marks) if column in shown else set()
     return figures, {mark: text for text, mark in names.items() if mark in used}

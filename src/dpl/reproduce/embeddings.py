@@ -18,7 +18,7 @@ from dpl.core.extras import optional
 from dpl.core.files import replacing
 from dpl.network.style_layer import find_style_layer, prefix_tokens
 from dpl.objectives import style_statistics
-from dpl.reproduce.document import Item, Picture
+from dpl.reproduce.document import Picture
 from dpl.reproduce.figures import LOSS_NAMES, NAMES, NOTE, footer, measured_on, not_run, write_figure
 from dpl.reproduce.plan import Experiment, Request, Result, run_experiment
 from dpl.reproduce.plotting import LOOK, axes, colour
@@ -35,8 +35,8 @@ _NEIGHBOURS = 5
 # ---- What a network computes inside, kept beside the results ----
 
 
-def _inside(unit: Unit, kind: str, experiment: Experiment) -> Arrays | None:
-    """Return the features or styles stored for a unit; absent ones are made, or None where nothing may be run."""
+def _inside(unit: Unit, kind: str, experiment: Experiment) -> Arrays:
+    """Return the features or styles stored for a unit; absent ones are made, unless nothing may be run."""
     path: Path = experiment.store.root / "figures" / f"{unit.key}.{kind}.npz"
     if path.is_file():
         try:
@@ -45,7 +45,9 @@ def _inside(unit: Unit, kind: str, experiment: Experiment) -> Arrays | None:
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: cannot be read ({error}); remove it to have it made again") from error
     if not experiment.request.run:
-        return None
+        raise DataError(
+            f"--no-run: the {kind} of {unit.title} are not in {path.parent}; leave --no-run out to make them"
+        )
     arrays = _collect(unit, experiment.context, kind)
     with replacing(path) as draft, draft.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
@@ -148,14 +150,13 @@ class Target(NamedTuple):
 def make_figure2(request: Request) -> Result:
     """Run or resume the experiment, collect features of the adapted networks, and draw."""
     experiment = run_experiment("fig2", request, _METHODS, file="fig1")
-    targets, rows, lacking = _targets(experiment), [], []
-    for name, (features, counts) in targets.items():
-        for method in (method for method in _METHODS if method in counts):
-            near = f"{features[method].neighbours:.1f}" if method in features else "–"
-            rows.append((f"{name}, {method}", near, f"{misplaced(counts, method):.1f}"))
-            lacking += [] if method in features else [f"{name} ({method})"]
-    if lacking:
-        experiment.missing.append(Item("features", f"not collected: {', '.join(lacking)}; run again without --no-run"))
+    targets = _targets(experiment)
+    rows = [
+        (f"{name}, {method}", f"{features[method].neighbours:.1f}", f"{misplaced(counts, method):.1f}")
+        for name, (features, counts) in targets.items()
+        for method in _METHODS
+        if method in features
+    ]
     note = footer(experiment, "(a) the first, (b) their mean and, as whiskers, their range")
     summary = "; ".join(f"{name}: neighbours {near} %, excess {excess} %" for name, near, excess in rows)
     picture = Picture(
@@ -177,7 +178,8 @@ def _targets(experiment: Experiment) -> dict[str, Target]:
         for line, column in (("truth", "label"), (cell.label, "prediction")):
             count = np.bincount(predictions[column].astype(np.int64), minlength=classes)
             target.counts.setdefault(line, {})[cell.seed] = count
-        if cell.label not in target.features and (arrays := _inside(unit, "features", experiment)) is not None:
+        if cell.label not in target.features:
+            arrays = _inside(unit, "features", experiment)
             chosen = subset(len(arrays["label"]), _MOST_POINTS)
             points, labels = arrays["features"][chosen].astype(np.float32), arrays["label"][chosen].astype(np.int64)
             target.features[cell.label] = Features(tsne(points), labels, neighbour_accuracy(points, labels))
@@ -247,9 +249,9 @@ def make_figure3(request: Request) -> Result:
     """Run the source model over target and source images and draw their styles."""
     experiment = run_experiment("fig3", request, ("source",), file="fig1")
     units = {unit.domains[0]: unit for _, unit in reversed(experiment.finished())}  # the first seed of each target
-    found = {name: styles for name in reversed(units) if (styles := _styles(units[name], experiment)) is not None}
+    found = {name: _styles(units[name], experiment) for name in reversed(units)}
     shown = f"at most {_MOST_TARGET} target images and {_MOST_SOURCE} held out of each source domain are shown"
-    note = f"{measured_on(experiment.rows)}; {shown if found else 'styles were not collected: run without --no-run'}"
+    note = f"{measured_on(experiment.rows)}; {shown}"
     rows, data = [], {target: distances(styles) for target, styles in found.items()}
     for target, far in data.items():
         medians = [f"{np.median(d):.2f} ({len(d)})" if len(d) else "– (0)" for d in far.values()]
@@ -261,17 +263,14 @@ def make_figure3(request: Request) -> Result:
     return write_figure("fig3", Picture(draw_styles(found, note), alt, headers, rows, data), experiment)
 
 
-def _styles(unit: Unit, experiment: Experiment) -> Styles | None:
-    """Return the styles around one target, None where they are not stored and nothing may be run."""
-    units = [replace(unit, domains=(name,), part="outside", limit=_MOST_SOURCE) for name in unit.trained_on] + [unit]
-    found = [arrays for own in units if (arrays := _inside(own, "styles", experiment)) is not None]
-    if len(found) < len(units):
-        return None
-    *sources, target = found
+def _styles(unit: Unit, experiment: Experiment) -> Styles:
+    """Return the styles around one target."""
+    held_out = {name: replace(unit, domains=(name,), part="outside", limit=_MOST_SOURCE) for name in unit.trained_on}
+    sources = {name: _inside(own, "styles", experiment)["style"] for name, own in held_out.items()}
+    target = _inside(unit, "styles", experiment)
     chosen = subset(len(target["style"]), _MOST_TARGET)
     styles, confident = target["style"][chosen], target["confidence"][chosen] > _CONFIDENCE
-    groups = {name: arrays["style"] for name, arrays in zip(unit.trained_on, sources, strict=True)}
-    return on_one_scale({**groups, "confident": styles[confident], "unconfident": styles[~confident]})
+    return on_one_scale({**sources, "confident": styles[confident], "unconfident": styles[~confident]})
 
 
 def on_one_scale(groups: Styles) -> Styles:
@@ -296,13 +295,14 @@ def farther(far: Mapping[str, Floats]) -> float | None:
 
 def draw_styles(found: Mapping[str, Styles], note: str = "") -> Any:
     """Draw the styles around each target, of a source domain in the same colour everywhere."""
-    figure, grid = axes(1, max(len(found), 1), width=9.6, height=4.2)
+    figure, grid = axes(1, len(found), width=9.6, height=4.2)
     names = sorted({name for styles in found.values() for name in styles} - {*LOOK["targets"]})
-    looks = {name: {"s": 10, "alpha": 0.6, "linewidths": 0, "color": shade} for name, shade in
-             zip(names, LOOK["source_domains"], strict=False)}  # fmt: skip
+    looks = {}
+    for name, shade in zip(names, LOOK["source_domains"] * len(names), strict=False):
+        looks[name] = {"s": 10, "alpha": 0.6, "linewidths": 0, "color": shade}
     for name, (shade, marker) in LOOK["targets"].items():
         looks[name] = {"s": 14, "alpha": 0.9, "linewidths": 0.9 * (marker == "x"), "color": shade, "marker": marker}
-    for axis, (target, styles) in zip(grid.flat, found.items(), strict=False):
+    for axis, (target, styles) in zip(grid.flat, found.items(), strict=True):
         ends = np.cumsum([len(group) for group in styles.values()])
         places = np.split(tsne(np.concatenate(list(styles.values()))), ends[:-1])
         words = {name: f"{name} target" if name in LOOK["targets"] else NAMES.get(name, name) for name in styles}
@@ -310,7 +310,5 @@ def draw_styles(found: Mapping[str, Styles], note: str = "") -> Any:
         _scatter(axis, dict(zip(labels, places, strict=True)), [looks[name] for name in styles])
         axis.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2, frameon=False, fontsize=8.5, markerscale=1.6)
         axis.set_title(f"target: {NAMES.get(target, target)}")
-    if not found:
-        _scatter(grid.flat[0], {}, [])
     figure.supxlabel(note, **NOTE)
     return figure

@@ -5,8 +5,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
-from itertools import count as counting
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +167,9 @@ def _shortened(section: Section, request: Request) -> Section:
     largest = max(entry.batch_size or section.batch_size for entry in section.methods)
     quick = max(_QUICK_IMAGES, _QUICK_BATCHES * largest) if request.quick else None
     limits = [limit for limit in (section.limit, request.limit, quick) if limit is not None]
-    count = request.seeds or (1 if request.quick else len(section.seeds))
-    seeds = chain(section.seeds, counting(max(section.seeds) + 1))  # the file's, then the numbers after them
-    section = replace(section, seeds=tuple(islice(seeds, count)), limit=min(limits, default=None))
+    wanted = request.seeds or (1 if request.quick else len(section.seeds))
+    seeds = islice(chain(section.seeds, count(max(section.seeds) + 1)), wanted)  # the file's, then the next numbers
+    section = replace(section, seeds=tuple(seeds), limit=min(limits, default=None))
     return replace(section, selection=None, oracle=False) if request.quick else section
 
 

@@ -1,8 +1,8 @@
 """The figures printed in the paper, as data: one YAML file per table, misprints marked and never corrected.
 
 >>> from dpl.reproduce import paper
->>> paper.load("table1").cells["dpl_dagger", "pacs"]
-PrintedCell(value=89.9, deviation=0.39, misprint=None, notes=())
+>>> paper.load("table1").cells["dpl_dagger", "pacs"].value
+89.9
 
 Rows are named like our methods, columns like our data sets. A printed average lists the columns it averages, and a
 printed improvement the column and row it compares with, so that both can be recomputed from measured figures. The
@@ -23,7 +23,7 @@ from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import normalise_name
 
 __all__ = [
-    "PLACES", "Improvement", "Layout", "Note", "Place", "PrintedCell", "Row", "Table", "load", "network_name", "tables",
+    "PLACES", "Figure", "Improvement", "Layout", "Note", "Place", "Row", "Table", "load", "network_name", "tables",
 ]  # fmt: skip
 
 Row = Mapping[str, Any]  # one finished segment as `dpl.bench.cell_rows` returns it
@@ -45,17 +45,24 @@ class Layout:
 
     def network(self, row: Row) -> str | None:
         """Return the paper's network for a measured row, None where the paper has no figure."""
-        column, _ = self.place(row) or (None, None)
-        return next((own for start, own in self.networks.items() if column and column.startswith(start)), None)
+        column, _ = self.place(row) or ("", "")
+        return next((own for start, own in self.networks.items() if column.startswith(start)), None)
 
 
-class PrintedCell(NamedTuple):
-    """One printed figure in percent, with its printed deviation and what is known to be wrong with it."""
+@dataclass(frozen=True)
+class Figure:
+    """A figure in percent, printed or measured: then the mean over seeds of the mean over streams."""
 
     value: float
-    deviation: float | None = None
-    misprint: str | None = None
-    notes: tuple[str, ...] = ()
+    deviation: float | None = None  # of a measured one the sample standard deviation over seeds; None for one seed
+    rank: int | None = None  # 1 for the best of the column, 2 for the second best
+    misprint: str | None = None  # what is known to be wrong with a printed one
+    notes: tuple[str, ...] = ()  # on a printed one; `marks` are their footnotes
+    marks: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    images: int | None = None  # predictions behind a measured one, for one seed
+    parts: int = 0  # streams (domains, corruptions) that went in
+    expected: int = 0  # streams that the paper's figure stands for
 
 
 class Note(NamedTuple):
@@ -91,7 +98,7 @@ class Table:
     averages: Mapping[str, Sequence[str]]  # the columns behind each average; an average of averages comes after them
     improvements: Mapping[str, Improvement]
     printed_as: Mapping[str, str]  # the paper's names of the rows
-    cells: Mapping[tuple[str, str], PrintedCell]
+    cells: Mapping[tuple[str, str], Figure]
     last_digit: frozenset[tuple[str, ...]]
     """Averages whose last digit is not that of the printed cells' mean, though unrounded cells could give it."""
     notes: Sequence[Note]
@@ -121,13 +128,13 @@ def load(table: str) -> Table:
     layout, gains, misprints = content["layout"], content.pop("improvements", {}), content.pop("misprints")
     why = {(mark["row"], mark["column"]): mark["why"] for mark in misprints}
     notes = [Note(**note) for note in content["notes"]]
-    cells: dict[tuple[str, str], PrintedCell] = {}
+    cells: dict[tuple[str, str], Figure] = {}
     for row, figures in content.pop("rows").items():
         for column, figure in zip(content["columns"], figures, strict=True):
             if figure is not None:
                 value, deviation = figure if isinstance(figure, list) else (figure, None)
                 remarks = tuple(note.text for note in notes if (note.row, note.column) == (row, column))
-                cells[row, column] = PrintedCell(value, deviation, why.get((row, column)), remarks)
+                cells[row, column] = Figure(value, deviation, misprint=why.get((row, column)), notes=remarks)
     read = {
         "layout": Layout(**layout | {"place": PLACES[layout["place"]]}),
         "improvements": {name: Improvement(**gain) for name, gain in gains.items()},
