@@ -1,5 +1,6 @@
 """The page: its figures are those of the store, it needs no other file, and it reports what is missing or damaged."""
 
+import csv
 import dataclasses
 import errno
 import json
@@ -9,7 +10,7 @@ import shutil
 import webbrowser
 from html.parser import HTMLParser
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 
@@ -396,6 +397,42 @@ def test_a_folder_of_images_is_no_run(adapted, tmp_path, capsys):
     assert main(["report", str(images)]) == 2
     assert "photos: holds no result" in capsys.readouterr().err
     assert sorted(images.rglob("*")) == before
+
+
+def test_no_page_is_written_beside_images(adapted, tmp_path, capsys):
+    images = tmp_path / "photos"
+    shutil.copytree(adapted.parent.parent / "mine", images)
+    before = sorted(images.rglob("*"))
+    for out in (images, images / "page.html"):
+        assert main(["report", str(adapted), "--out", str(out)]) == 2
+        assert "name another place for the page with --out FILE" in capsys.readouterr().err
+    assert sorted(images.rglob("*")) == before
+
+
+def test_the_accuracies_are_written_for_papers(bench_root, tmp_path, capsys):
+    copy = shutil.copytree(bench_root / "store", tmp_path / "store")
+    assert main(["report", str(copy), "--latex", "--csv", "--png", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tables"] == [str(copy / f"report.{s}") for s in ("tex", "csv", "png")]
+    rows = Store(copy).rows(method="tent", segment="sketch")
+    mean, deviation = fmean(row["accuracy"] for row in rows), stdev(row["accuracy"] for row in rows)
+    lines = list(csv.DictReader((copy / "report.csv").open()))
+    assert len(lines) == 4 * 2 * 2  # methods, streams, seeds
+    found = [line for line in lines if (line["method"], line["stream"]) == ("tent", "sketch")]
+    assert [float(line["accuracy"]) for line in found] == pytest.approx([row["accuracy"] for row in rows])
+    assert [line["seed"] for line in found] == ["0", "1"]
+    text = (copy / "report.tex").read_text()
+    assert rf"{mean:.1f} $\pm$ {deviation:.1f}" in text
+    assert r"art\_painting" in text
+    assert text.count(r"\toprule") == 1
+    assert (copy / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["report", str(copy)]) == 0  # the picture beside the page does not hinder the next one
+    (copy / "photo.png").write_bytes(b"")
+    assert main(["report", str(copy)]) == 2
+
+
+def test_without_labels_there_is_no_table_for_papers(adapted, tmp_path, capsys):
+    assert main(["report", str(adapted), "--csv", "--out", str(tmp_path / "page.html")]) == 2
+    assert "the run has no accuracy" in capsys.readouterr().err
 
 
 def test_runs_over_one_folder_share_a_table_and_a_chart(tmp_path, capsys):

@@ -10,8 +10,9 @@ from dpl.core.errors import DataError
 from dpl.report.page import write_report
 from dpl.report.predictions import find_predictions, read_predictions
 from dpl.report.runs import Run, read_store
+from dpl.report.tables import write_tables
 
-__all__ = ["Run", "default_output", "read_runs", "write_report"]
+__all__ = ["Run", "default_output", "read_runs", "write_report", "write_tables"]
 
 
 def read_runs(path: Path, data: Path | None = None) -> list[Run]:

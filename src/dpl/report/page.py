@@ -11,7 +11,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 import dpl
+from dpl.core.errors import DataError
 from dpl.core.files import write_file
+from dpl.data.images import EXTENSIONS
 from dpl.report import summary
 from dpl.report.chart_data import chart_data, line_styles
 from dpl.report.predictions import joined
@@ -38,7 +40,17 @@ def write_report(runs: Sequence[Run], out: Path) -> Path:
         version=dpl.__version__,
         time=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
-    return write_file(out / "report.html" if out.is_dir() else out, page)
+    return write_file(_place(out), page)
+
+
+def _place(out: Path) -> Path:
+    """Return the file to write, `report.html` if a folder is named; refuse a folder of images."""
+    file = out / "report.html" if out.is_dir() else out
+    # A picture of the tables stands beside its page.
+    others = [path for path in file.parent.glob("*") if not path.with_suffix(".html").is_file()]
+    if any(path.suffix.lower() in EXTENSIONS for path in others):
+        raise DataError(f"{file}: its folder holds images; name another place for the page with --out FILE")
+    return file
 
 
 def _asset(name: str) -> str:
