@@ -206,7 +206,7 @@ def test_wrong_options_end_with_one_line(tmp_path: Path, capsys) -> None:
         (["--model", "debug_cnn", "--token-file", str(tmp_path / "none"), *state], "No such file"),
         (["--model", "debug_cnn", "--tls-cert", "x", *state], "--tls-key"),
         (["--model", "debug_cnn", "--host", "256.1.1.1", "--port", "0"], "token"),
-        (["--model", "debug_cnn", "--threads", "0", *state], "--threads must be"),
+        (["--model", "debug_cnn", "--threads", "0", *state], "--threads: 0: expected a whole number"),
         (["--model", "no_such_network", *state], "no_such_network"),
         (["--model", "debug_cnn", *state], "--random-weights"),
         (["--model", "debug_cnn", "--random-weights", "--method", "dlp", *state], "Did you mean"),

@@ -27,20 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--images", required=True, type=Path, help="folder of images; sub-folders are taken as classes")
     add("--out", type=Path, default=Path("predictions.csv"), help="default: %(default)s")
     add("--snapshot", type=Path, help="folder for the adapted model; makes the run resumable")
-    add(
-        "--save-every", type=count, default=20, metavar="N", help="batches between two snapshots (default: %(default)s)"
-    )
+    add("--save-every", type=count, default=20, metavar="N", help="batches between snapshots (default: %(default)s)")
     add_order_arguments(parser)
-    add("--with-source", action="store_true",
-        help="also predict with the source model, unadapted: dpl report compares the two")  # fmt: skip
+    add("--with-source", action="store_true", help="also predict with the source model; dpl report compares both")
 
 
 def add_order_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options for reading the images: the size of batches, their order, threads."""
     add = parser.add_argument
     add("--batch-size", type=count, default=32, help="images per batch (default: %(default)s)")
-    add("--order", choices=("auto", "sorted", "shuffled"), default="auto",
-        help="auto: by name for a flat folder, shuffled for class folders")  # fmt: skip
+    add("--order", choices=("auto", "sorted", "shuffled"), default="auto", help="auto: class folders are shuffled")
     add("--seed", type=int, default=0, help="seed of the order (default: %(default)s)")
     add("--workers", type=int, default=2, help="threads that read images (default: %(default)s)")
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["Advance", "print_json", "print_table", "progress", "warn"]
+__all__ = ["print_json", "print_table", "progress", "warn"]
 
 
 Advance = Callable[[int, str], None]  # takes how many steps are done altogether, and a word on how it goes

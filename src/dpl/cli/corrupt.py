@@ -22,8 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--names", metavar="NAME,...", help="corruptions (default: the usual fifteen)")
     add("--severities", metavar="N,...", help="some of 1 to 5 (default: all; folders only)")
     add("--seed", type=int, default=0, help="seed of all random draws (default: %(default)s)")
-    add("--transform", default="unchanged", metavar="TEXT",
-        help="first, as 'resize 256 crop 224' (default: %(default)s; folders only)")  # fmt: skip
+    add("--transform", default="unchanged", metavar="TEXT", help="first, as 'resize 256 crop 224'; folders only")
     add("--workers", type=int, default=1, help="threads (default: %(default)s; folders only)")
 
 

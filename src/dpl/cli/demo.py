@@ -51,9 +51,8 @@ def run(args: argparse.Namespace) -> None:
     if not args.json:
         print(f"Source: a small residual network, {accuracy:.1f} % on MNIST digits it has not seen.")
         print(f"Target: {TARGET_IMAGES:,} UCI digits, unlabelled, in {args.seeds} random orders of batches of 32.\n")
-    steps = len(METHODS) * args.seeds * ceil(TARGET_IMAGES / BATCH_SIZE)
     batches = itertools.count(1)
-    with progress("adapting", steps, quiet=args.json) as advance:
+    with progress("adapting", len(METHODS) * args.seeds * ceil(TARGET_IMAGES / BATCH_SIZE), args.json) as advance:
 
         def on_batch(method: str, result: OnlineResult) -> None:
             advance(next(batches), f"{method}: {result.accuracy:.1f} % so far")
@@ -65,9 +64,8 @@ def run(args: argparse.Namespace) -> None:
         facts = [{"method": m} | {name: round(value, 2) for name, value in own.items()} for m, own in figures.items()]
         print_json({"source_accuracy": accuracy, "methods": facts, "picture": str(picture)})
         return
-    source = figures["source"]["accuracy"]
     table = [
-        [method, *(f"{value:.1f}" for value in own.values()), f"{own['accuracy'] - source:+.1f}"]
+        [method, *(f"{value:.1f}" for value in own.values()), f"{own['accuracy'] - figures['source']['accuracy']:+.1f}"]
         for method, own in figures.items()
     ]
     print_table(["method", "accuracy %", "range", "last 400 images %", "ms/image", "vs source"], table)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpl.backbones.normalise import PRESETS, Normalized
+from dpl.bench.causes import causes_of_difference
 from dpl.cli.console import print_json, print_table
 from dpl.cli.models import add_model_arguments, count, load_source, parse_settings, read_images
 from dpl.core.allocator import keep_freed_memory
@@ -61,8 +62,7 @@ class Check:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_model_arguments(parser, required=False)
-    parser.add_argument("--images", type=Path, metavar="FOLDER",
-                        help=f"look at {_IMAGES} of these images, not at noise")  # fmt: skip
+    parser.add_argument("--images", type=Path, metavar="FOLDER", help=f"look at {_IMAGES} of these, not at noise")
     parser.add_argument("--batch-size", type=count, default=32, help="images per batch (default: %(default)s)")
     parser.add_argument("--paper", metavar="FILE", help="experiment file, or a shipped one such as table1: "
                         "show what can make your figures differ from it")  # fmt: skip
@@ -77,17 +77,13 @@ def run(args: argparse.Namespace) -> int:
         raise SettingError("--paper and --row belong together, e.g. --paper table1 --row tent")
     environment = describe_environment(keep_freed_memory())
     checks = [] if args.model is None else _checks(args)
-    causes: dict[str, str] = {}
-    if args.paper is not None:
-        from dpl.bench.causes import causes_of_difference  # needs the bench extra, the checks do not
-
-        causes = causes_of_difference(args.paper, args.row)
+    causes = {} if args.paper is None else causes_of_difference(args.paper, args.row)
     if args.json:
         records = [{**dataclasses.asdict(check), "status": check.status} for check in checks]
         print_json({"environment": environment, "checks": records, "causes": causes})
     else:
         _print(environment, checks, causes)
-    return int(any(check.status == "problem" for check in checks))
+    return int(any(check.problem for check in checks))
 
 
 def _checks(args: argparse.Namespace) -> list[Check]:

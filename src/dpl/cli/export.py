@@ -19,8 +19,7 @@ _COMPARED = 128  # images
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("--snapshot", required=True, type=Path, metavar="DIR",
-        help="snapshot of dpl adapt, of model.save or of a server's stream")  # fmt: skip
+    add("--snapshot", required=True, type=Path, metavar="DIR", help="of dpl adapt, model.save or a server's stream")
     add_model_arguments(parser, adapting=False)
     add("--format", choices=get_args(ExportFormat), default="state_dict",
         help="default: %(default)s, a safetensors file with the network's names")  # fmt: skip

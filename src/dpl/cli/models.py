@@ -88,8 +88,7 @@ def add_adaptation_arguments(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
     add("--no-guard", action="store_true", help="turn off the guard, which stops adaptation that does harm")
     add("--guard-set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the guard")
-    add("--source", type=Path, metavar="FOLDER",
-        help="labelled source images in class folders, for methods that need them")  # fmt: skip
+    add("--source", type=Path, metavar="FOLDER", help="labelled source images in class folders; some methods need them")
     add("--calibrate", type=Path, metavar="FOLDER",
         help="labelled source validation images in class folders: accuracy is then estimated in percent")  # fmt: skip
 
@@ -219,10 +218,7 @@ def digest(folder: Path) -> str:
     read = {files[index] for index in _spread(len(files), SOURCE_IMAGES)}
     found = hashlib.sha256()
     for file in sorted(files):
-        try:
-            contents = file_sha256(file) if file in read else ""
-        except DataError:  # it is skipped as an image, too; a link may lead nowhere
-            contents = "unreadable"
+        contents = file_sha256(file) if file in read and file.is_file() else ""  # a link may lead nowhere
         found.update(f"{file.relative_to(folder).as_posix()} {contents}\n".encode("utf-8", "surrogateescape"))
     return found.hexdigest()
 

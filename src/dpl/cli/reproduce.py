@@ -70,8 +70,6 @@ def _print(result: "Result", args: argparse.Namespace) -> None:
         facts = {"files": [str(path) for path in result.files], "failed": result.failed}
         print_json({"what": args.what, **facts, "document": dataclasses.asdict(document)})
         return
-    lists = {"What differs from the paper:": [f"- {text}" for text in document.differences]}
-    lists["What is missing:"] = [item.lines() for item in result.missing]
     if document.caution:
         print(document.caution)
     for grid in document.grids:
@@ -79,11 +77,11 @@ def _print(result: "Result", args: argparse.Namespace) -> None:
         rows = [[name, kind, *map(_plain, grid.columns, figures)] for name, _, kind, figures in grid.lines()]
         print_table(headers, rows, f"{grid.title} ({grid.metric} in percent)")
         print()
-    for title, lines in lists.items():
-        if lines:
-            print(title, *lines, sep="\n")
-    for path in result.files:
-        print(path)
+    if document.differences:
+        print("What differs from the paper:", *(f"- {text}" for text in document.differences), sep="\n")
+    if result.missing:
+        print("What is missing:", *(item.lines() for item in result.missing), sep="\n")
+    print(*result.files, sep="\n")
 
 
 def _plain(column: "Column", figure: "Figure | None") -> str:

@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_adaptation_arguments(parser.add_argument_group("model"))
     add = parser.add_argument_group("address and files").add_argument
-    add("--host", default="127.0.0.1",
-        help="address; anything but loopback requires --token-file (default: %(default)s)")  # fmt: skip
+    add("--host", default="127.0.0.1", help="anything but loopback requires --token-file (default: %(default)s)")
     add("--port", type=int, default=8000, help="0 chooses a free port (default: %(default)s)")
     add("--token-file", type=Path, metavar="FILE",
         help="lines of TOKEN [STREAM_PREFIX]; a prefix limits the token to streams with it")  # fmt: skip
@@ -45,14 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--state", type=Path, default=Path("dpl-state"), metavar="DIR",
         help="folder for the adapted state of the streams (default: %(default)s)")  # fmt: skip
     add("--journal", type=Path, metavar="FILE", help="append every event of every stream as JSON, one per line")
-    add("--log-format", choices=("text", "json"), default="text",
-        help="form of the log on standard error (default: %(default)s)")  # fmt: skip
+    add("--log-format", choices=("text", "json"), default="text", help="log on standard error (default: %(default)s)")
     work = parser.add_argument_group("work and limits")
     work.add_argument("--threads", type=count, metavar="N", help="CPU threads of each worker (default: torch's choice)")
     add_settings(work, ServeSettings, "state")
     ray = parser.add_argument_group("Ray")
-    ray.add_argument("--engine", choices=("local", "ray"), default="local",
-                     help="local: one process; ray: several, by Ray Serve (default: %(default)s)")  # fmt: skip
+    ray.add_argument("--engine", choices=("local", "ray"), default="local", help="local: one process; ray: several")
     add_settings(ray, RaySettings)
 
 
