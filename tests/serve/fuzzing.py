@@ -27,7 +27,7 @@ from dpl.data import square
 from dpl.serve.app import make_app
 from dpl.serve.decoding import Body, RequestDecoder
 from dpl.serve.middleware import limited_protocol
-from dpl.serve.store import SnapshotName, StreamSnapshot, StreamStore, size_of
+from dpl.serve.store import StreamSnapshot, StreamStore, size_of
 from dpl.snapshot.files import _digest, _dump
 
 DECODER = RequestDecoder(square(32), SHAPE, max_batch=4, max_pixels=100_000)
@@ -85,9 +85,10 @@ def sealed(data: bytes) -> bytes:
 @cache
 def stored_snapshot() -> tuple[StreamStore, Path]:
     folder = Path(tempfile.mkdtemp(prefix="dpl-fuzz-"))
-    store, name = StreamStore(folder, {"method": "tent"}, keep=5), SnapshotName(2, 1, "auto")
-    store.write("cam", StreamSnapshot(name, {"weight": torch.zeros(2), "bias": None}, 1, 4))
-    return store, folder / "streams" / "cam" / str(name) / "manifest.json"
+    store = StreamStore(folder, {"method": "tent"}, keep=5)
+    snapshot = StreamSnapshot(2, 1, "auto", {"weight": torch.zeros(2), "bias": None}, 1, 4)
+    store.write("cam", snapshot)
+    return store, folder / "streams" / "cam" / str(snapshot) / "manifest.json"
 
 
 def experiment(data: bytes) -> None:

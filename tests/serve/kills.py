@@ -136,7 +136,7 @@ class Kills:
         store = StreamStore(self.folder / "state", identity, keep=5)
         for ledger in self.ledgers:
             saved, problems = store.newest(ledger.stream)
-            seq, adapted = (saved.name.seq, saved.adapted) if saved else (0, 0)
+            seq, adapted = (saved.seq, saved.adapted) if saved else (0, 0)
             state = self.source.restored(saved.difference) if saved else adaptive(guard={"limit": NEVER}).state_dict()
             self.checked += 1
             if problems or not ledger.durable <= seq <= ledger.seq + 1:

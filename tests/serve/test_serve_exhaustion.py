@@ -282,6 +282,16 @@ def test_bytes_of_one_tenant_are_bounded(tmp_path: Path) -> None:
         assert server.predict("other-1", 1).status_code == 200
 
 
+def test_a_body_refused_with_its_last_part_gets_an_answer(tmp_path: Path) -> None:
+    """Nothing of it is left to be read."""
+    with live(tmp_path, token=ONE, tokens=TENANTS, uploads_per_token=1000) as server:
+        for _ in range(3):
+            refused = server.http.post("/v1/streams/one-1/predict", content=bytes(2000))
+            assert refused.status_code == 429
+            assert "uploads_per_token" in refused.json()["error"]["message"]
+        assert server.http.get("/v1/streams").status_code == 200
+
+
 def hold(server: Live) -> tuple[threading.Event, threading.Event, list[str | None]]:
     """Let every prediction wait until told; the list has the streams in the order of their turns."""
     inside, go, order = threading.Event(), threading.Event(), []

@@ -54,7 +54,7 @@ def state_of(folder: Path, stream: str) -> tuple[int, dict]:
         store.close()
     assert saved is not None
     assert not problems
-    return saved.name.seq, SourceState(adaptive(guard=True).state_dict()).restored(saved.difference)
+    return saved.seq, SourceState(adaptive(guard=True).state_dict()).restored(saved.difference)
 
 
 def after(steps: int) -> dict:

@@ -184,8 +184,8 @@ class _Routes:
     async def status(self, stream_id: StreamId) -> Response:
         """Return the status of a stream."""
         status = self._server.find(stream_id).describe(self._server)
-        names = await asyncio.to_thread(self._server.store.names, stream_id)
-        return SafeJSON({**status, "snapshots": [name._asdict() for name in names]})
+        snapshots = await asyncio.to_thread(self._server.store.snapshots, stream_id)
+        return SafeJSON({**status, "snapshots": [snapshot.describe() for snapshot in snapshots]})
 
     async def events(self, stream_id: StreamId, after: int = 0) -> Response:
         """Return the most recent events of a stream."""

@@ -19,7 +19,7 @@ from dpl.core.errors import InputError, SnapshotError
 from dpl.guard.finite import nonfinite_rows
 from dpl.model.adaptive import AdaptiveModel
 from dpl.runs.online import send
-from dpl.serve.store import Difference, StreamSnapshot
+from dpl.serve.store import Difference, StreamSnapshot, size_of
 from dpl.serve.stream import Stream
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class LiveModel:
 
     def _restore(self, snapshot: StreamSnapshot) -> None:
         self._set_state(snapshot.difference)
-        self.stream.note_change(snapshot.name.version)
+        self.stream.note_change(snapshot.version)
 
     def _restore_source(self) -> None:
         self._set_state({})
@@ -286,21 +286,22 @@ class LiveModel:
         """Write a snapshot of the stream to disk; manual snapshots are counted separately from automatic ones."""
         self.stream.seq += 1
         job.written = self._save("manual")
-        job.respond(self.stream, snapshot=self.stream.as_snapshot("manual", self.difference()).describe())
+        taken = self.stream.as_snapshot("manual", self.difference())
+        job.respond(self.stream, snapshot={**taken.describe(), "bytes": size_of(taken.difference)})
 
     def rollback(self, job: Job, *, to: int | None = None) -> None:
         """Return to a snapshot: the newest one of an earlier state, or the one named by `to`; then save that state."""
         stream, store = self.stream, self.server.store
-        names = store.names(stream.id)
-        chosen = [name for name in names if (name.version < stream.version if to is None else name.seq == to)]
+        known = store.snapshots(stream.id)
+        chosen = [it for it in known if (it.version < stream.version if to is None else it.seq == to)]
         found, problems = store.newest(stream.id, chosen, use=self._restore)
         if found is None:
             wanted = f"snapshot of an earlier state than version {stream.version}" if to is None else f"snapshot {to}"
             reason = f" ({problems[0]})" if problems else ""
-            raise SnapshotError(f"no {wanted}{reason}; there are {[name.seq for name in names] or 'none'}; try reset")
+            raise SnapshotError(f"no {wanted}{reason}; there are {[it.seq for it in known] or 'none'}; try reset")
         stream.seq += 1
         stream.changed = stream.seq
-        stream.event("rollback", request_id=job.request_id, to=found.name.seq, version=found.name.version)
+        stream.event("rollback", request_id=job.request_id, to=found.seq, version=found.version)
         job.written = self._save("auto")
         job.respond(stream, restored=found.describe())
 

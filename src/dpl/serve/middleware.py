@@ -221,7 +221,7 @@ class _Exchange:
             self._label(message)
         elif not message.get("more_body", False) and not self._complete and sends and "expect" not in headers:
             await self._send({**message, "more_body": True})
-            with suppress(TimeoutError, ClientDisconnect):
+            with suppress(TimeoutError, ClientDisconnect, RuntimeError):  # the last: it was refused with its end
                 async with asyncio.timeout(_DRAIN_SECONDS):
                     async for _ in self._request.stream():
                         pass

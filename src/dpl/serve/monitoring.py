@@ -88,17 +88,14 @@ class Metrics(Collector):
         if (server := self._server) is None:
             return
         streams = server.streams()
-        in_memory = [(stream, state) for stream in streams if (state := stream.difference) is not None]
         for name, meaning, value in (
             ("dpl_streams", "Streams known", len(streams)),
-            ("dpl_streams_in_memory", "Streams whose state is in memory", len(in_memory)),
-            ("dpl_delta_bytes", "Memory used by the states of streams", sum(size_of(state) for _, state in in_memory)),
+            ("dpl_delta_bytes", "Memory used by the states of streams", sum(size_of(it.difference) for it in streams)),
             ("dpl_queue", "Requests accepted and not yet answered", server.admitted()),
             ("dpl_storage_ok", "1 while the state folder can be written", server.writer.problem is None),
-            ("dpl_step_seconds", "Time of one adaptation, smoothed", server.step_seconds),
         ):
             yield GaugeMetricFamily(name, meaning, value=value)
-        figures = [_figures(stream.describe(server)) for stream, _ in in_memory]
+        figures = [_figures(stream.describe(server)) for stream in streams if stream.difference is not None]
         for name, meaning in _OF_STREAM.items():
             family = GaugeMetricFamily(f"dpl_stream_{name}", meaning, labels=["stream"])
             for known in figures:

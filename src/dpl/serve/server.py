@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from dpl.core.errors import DplError, SettingError
@@ -18,11 +19,12 @@ from dpl.serve.middleware import Tokens
 from dpl.serve.monitoring import CURRENT, Metrics
 from dpl.serve.schemas import Overloaded, no_stream
 from dpl.serve.settings import ServeSettings
-from dpl.serve.store import StreamSnapshot, StreamStore, Writer
+from dpl.serve.store import StreamStore, Writer
 from dpl.serve.stream import Stream
 
 __all__ = ["Server"]
 
+_BURST = 4  # jobs of one stream in a row, as putting its state on a model takes time
 _STOP_SHARE = 0.9  # of the time of a stop; the process needs the rest to end
 _SPILL_SECONDS = 0.25  # a worker waits this long for the disk, below what a person or a camera notices
 _log = logging.getLogger("dpl.serve")
@@ -79,7 +81,8 @@ class Server:
     def _known(self, stream_id: str) -> Stream:
         """Return a stream from an earlier run; the state of its newest snapshot is read when it is first used."""
         store, stream = self.store, Stream(stream_id)
-        stream.apply_snapshot(StreamSnapshot(store.names(stream_id)[0], {}, *store.counts(stream_id)))
+        newest, (adapted, images) = store.snapshots(stream_id)[0], store.counts(stream_id)
+        stream.apply_snapshot(replace(newest, adapted=adapted, images=images))
         stream.unload()
         with suppress(OSError):
             stream.disk = store.size(stream_id)
@@ -187,30 +190,37 @@ class Server:
             turn.add_done_callback(self._turns.discard)
 
     def _take_turn(self) -> None:
-        """Run a job: of the tenant whose last turn is longest ago, the one that waits longest."""
+        """Run a few jobs of a stream: of the tenant whose last turn is longest ago, the one that waits longest."""
         with self._lock:
             ready = [job for job in self._waiting() if not job.stream.running]
             if not ready:  # another thread had the job, or will offer a turn when it is done with the stream
                 return
-            job = min(ready, key=lambda job: self._turn.get(job.tenant, 0))
-            job.future.set_running_or_notify_cancel()
-            self._turn[job.tenant] = max(self._turn.values()) + 1
-            job.stream.running = True
-        CURRENT.set(job.stream.id)
-        self._run(job, job.stream)
+            first = min(ready, key=lambda job: self._turn.get(job.tenant, 0))
+            self._turn[first.tenant] = max(self._turn.values()) + 1
+            stream = first.stream
+            stream.running = True
+        CURRENT.set(stream.id)
+        held = any(self._run_next(stream) for _ in range(_BURST))
         CURRENT.set(None)
-        if not job.holds:
-            self._free(job.stream)
+        if not held:
+            self._free(stream)
         try:
             self._spill()
         except Exception:
             _log.exception("moving streams to disk")
 
-    def _run(self, job: Job, stream: Stream) -> None:
-        stream.used = time.time()
-        with self._lock:  # the adaptation is optional if it exceeds the budget of the longest waiting request
-            oldest = min((it.enqueued for it in self._waiting()), default=math.inf)
+    def _run_next(self, stream: Stream) -> bool:
+        """Run the next job of a stream, if there is one; return whether nobody may use the stream after it."""
+        with self._lock:
+            waiting = self._waiting()
+            job = next((job for job in waiting if job.stream is stream), None)
+            if job is None:
+                return False
+            job.future.set_running_or_notify_cancel()
+        # The adaptation is optional if it exceeds the budget of the longest waiting request.
+        oldest = min((other.enqueued for other in waiting if other is not job), default=math.inf)
         job.busy = time.monotonic() - oldest + self.step_seconds > self.settings.latency_budget
+        stream.used = time.time()
         try:
             job.act(self._acquire(stream), job)
         except Exception as error:
@@ -220,6 +230,7 @@ class Server:
             stream.event("failed", request_id=job.request_id, reason=f"{type(error).__name__}: {error}")
             if not job.future.done():
                 job.future.set_exception(error)
+        return job.holds
 
     def _free(self, stream: Stream) -> None:
         """Let other threads run the stream again."""

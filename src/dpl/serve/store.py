@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from torch import Tensor
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from dpl.serve.stream import Stream
 
 __all__ = [
-    "Difference", "SnapshotName", "StreamSnapshot", "StreamStore", "Writer", "check_replicas", "check_stream_id",
-    "size_of",
+    "Difference", "StreamSnapshot", "StreamStore", "Writer", "check_replicas", "check_stream_id", "size_of",
 ]  # fmt: skip
 
 Difference = Mapping[str, Tensor | None]  # what differs from the source state; None for a tensor that is missing
@@ -66,35 +65,29 @@ def check_replicas(state: Path, count: int) -> None:
             )
 
 
-class SnapshotName(NamedTuple):
-    """The name of a snapshot; sorts by age."""
-
-    seq: int
-    version: int
-    kind: str
-
-    def __str__(self) -> str:
-        return f"{self.seq:012d}-{self.version:012d}-{self.kind}"
-
-
-def size_of(difference: Difference) -> int:
+def size_of(difference: Difference | None) -> int:
     """Return the bytes of all tensors."""
-    return sum(value.nbytes for value in difference.values() if value is not None)
+    return sum(value.nbytes for value in (difference or {}).values() if value is not None)
 
 
 @dataclass(frozen=True)
 class StreamSnapshot:
-    """A stream's state as it is stored."""
+    """A stream's state as it is stored, or only what the name of its folder says: the first three fields."""
 
-    name: SnapshotName
-    difference: Difference
+    seq: int
+    version: int
+    kind: str
+    difference: Difference = field(default_factory=dict)
     adapted: int = 0  # batches
     images: int = 0
     steps: int = 0  # of this process, when the snapshot was taken
 
+    def __str__(self) -> str:
+        return f"{self.seq:012d}-{self.version:012d}-{self.kind}"
+
     def describe(self) -> dict[str, Any]:
-        """Return the name and size as they are shown in responses."""
-        return {**self.name._asdict(), "bytes": size_of(self.difference)}
+        """Return what the name says, as it is shown in responses."""
+        return {"seq": self.seq, "version": self.version, "kind": self.kind}
 
 
 class StreamStore:
@@ -154,35 +147,35 @@ class StreamStore:
                 _log.warning("%s is not the folder of a stream; it is not used", path)
         return sorted(found)
 
-    def names(self, stream_id: str) -> list[SnapshotName]:
-        """Return the names of a stream's snapshots, newest first."""
+    def snapshots(self, stream_id: str) -> list[StreamSnapshot]:
+        """Return a stream's snapshots, newest first, without reading them."""
         return _snapshots(self._place(stream_id))
 
     def write(self, stream_id: str, snapshot: StreamSnapshot) -> None:
         """Write a snapshot durably, then remove the oldest ones beyond the number to keep."""
-        seq, version, kind = snapshot.name
         changed = {key: value for key, value in snapshot.difference.items() if value is not None}
-        facts = {"stream": stream_id, "seq": seq, "version": version, "adapted": snapshot.adapted,
+        facts = {"stream": stream_id, "seq": snapshot.seq, "version": snapshot.version, "adapted": snapshot.adapted,
                  "images": snapshot.images, "removed": sorted(snapshot.difference.keys() - changed)}  # fmt: skip
         is_new = not self._place(stream_id).exists()
-        write_snapshot(self._place(stream_id, snapshot.name), self._identity | facts, changed)
+        write_snapshot(self._place(stream_id, snapshot), self._identity | facts, changed)
         if is_new:
             sync(self._streams)
-        for name in [name for name in self.names(stream_id) if name.kind == kind][self._keep :]:
-            remove_folder(self._place(stream_id, name))
+        for old in [old for old in self.snapshots(stream_id) if old.kind == snapshot.kind][self._keep :]:
+            remove_folder(self._place(stream_id, old))
 
-    def _read(self, stream_id: str, name: SnapshotName) -> StreamSnapshot:
+    def _read(self, stream_id: str, name: StreamSnapshot) -> StreamSnapshot:
         folder = self._place(stream_id, name)
         manifest, tensors = read_snapshot(folder)
         if [manifest.get(key) for key in ("stream", "seq", "version")] != [stream_id, name.seq, name.version]:
             raise SnapshotError(f"{folder} is the snapshot of another stream or moment")
         if not all(isinstance(key, str) for key in manifest["removed"]):
             raise SnapshotError(f"{folder}: expected names of tensors in removed, found {manifest['removed']!r:.80}")
-        return StreamSnapshot(name, tensors | dict.fromkeys(manifest["removed"]), *_counts(manifest))
+        difference = tensors | dict.fromkeys(manifest["removed"])
+        return StreamSnapshot(name.seq, name.version, name.kind, difference, *_counts(manifest))
 
     def counts(self, stream_id: str) -> tuple[int, int]:
         """Return the numbers of adapted batches and images of the newest snapshot, without reading its tensors."""
-        for name in self.names(stream_id):
+        for name in self.snapshots(stream_id):
             with suppress(Exception):  # the next one may be good
                 return _counts(read_manifest(self._place(stream_id, name)))
         return 0, 0
@@ -190,15 +183,15 @@ class StreamStore:
     def newest(
         self,
         stream_id: str,
-        names: Iterable[SnapshotName] | None = None,
+        names: Iterable[StreamSnapshot] | None = None,
         use: Callable[[StreamSnapshot], None] = lambda _: None,
     ) -> tuple[StreamSnapshot | None, list[str]]:
-        """Return the newest valid snapshot (of those with the given names), and what was wrong with newer ones.
+        """Return the newest valid snapshot (of those that are given), and what was wrong with newer ones.
 
         `use` is called with it; if that fails, an older one is tried.
         """
         problems: list[str] = []
-        for name in self.names(stream_id) if names is None else names:
+        for name in self.snapshots(stream_id) if names is None else names:
             try:
                 snapshot = self._read(stream_id, name)
                 use(snapshot)
@@ -209,7 +202,7 @@ class StreamStore:
 
     def size(self, stream_id: str) -> int:
         """Return the bytes of a stream's snapshots."""
-        files = (file for name in self.names(stream_id) for file in self._place(stream_id, name).iterdir())
+        files = (file for name in self.snapshots(stream_id) for file in self._place(stream_id, name).iterdir())
         return sum(file.stat().st_size for file in files)
 
     def delete(self, stream_id: str) -> None:
@@ -223,7 +216,7 @@ class StreamStore:
             os.close(self._lock)
             self._lock = None
 
-    def _place(self, stream_id: str, *snapshot: SnapshotName) -> Path:
+    def _place(self, stream_id: str, *snapshot: StreamSnapshot) -> Path:
         """Return the folder of a stream or of its snapshot; some file systems ignore case, so capitals are escaped."""
         name = "".join(f"%{ord(c):02x}" if c.isupper() else c for c in stream_id)
         return self._streams.joinpath(name, *map(str, snapshot))
@@ -237,9 +230,9 @@ def _counts(manifest: Mapping[str, Any]) -> tuple[int, int]:
     return adapted, images
 
 
-def _snapshots(folder: Path) -> list[SnapshotName]:
+def _snapshots(folder: Path) -> list[StreamSnapshot]:
     matches = [_NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted((SnapshotName(int(it[1]), int(it[2]), it[3]) for it in matches if it), reverse=True)
+    return sorted((StreamSnapshot(int(it[1]), int(it[2]), it[3]) for it in matches if it), key=str, reverse=True)
 
 
 @dataclass
@@ -250,7 +243,7 @@ class _Task:
 
     @property
     def key(self) -> tuple[str, str]:
-        return self.stream.id, self.snapshot.name.kind if self.snapshot else "delete"
+        return self.stream.id, self.snapshot.kind if self.snapshot else "delete"
 
 
 class Writer:
@@ -282,7 +275,7 @@ class Writer:
             waiting = self._tasks.get(task.key)
             if waiting is None:
                 return self._put(task)
-            if snapshot.name.kind != "auto":
+            if snapshot.kind != "auto":
                 raise OSError("an earlier snapshot of the stream still waits to be written")
             waiting.snapshot = snapshot
             return waiting.done

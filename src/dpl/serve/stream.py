@@ -7,7 +7,7 @@ from collections import Counter, deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from dpl.serve.store import Difference, SnapshotName, StreamSnapshot
+from dpl.serve.store import Difference, StreamSnapshot
 
 if TYPE_CHECKING:
     from dpl.serve.server import Server
@@ -72,8 +72,8 @@ class Stream:
 
     def apply_snapshot(self, snapshot: StreamSnapshot) -> None:
         """Take over the state and the counts of a snapshot that was read from disk."""
-        self.seq = max(self.seq, snapshot.name.seq)
-        self.version, self.changed, self.saved = snapshot.name.version, snapshot.name.seq, snapshot.name.seq
+        self.seq = max(self.seq, snapshot.seq)
+        self.version, self.changed, self.saved = snapshot.version, snapshot.seq, snapshot.seq
         self.adapted_batches, self.images = snapshot.adapted, max(self.images, snapshot.images)  # not all adapt
         self.captured = self.durable = self.steps
         self.difference, self.stale = snapshot.difference, False
@@ -81,14 +81,13 @@ class Stream:
     def as_snapshot(self, kind: str, difference: Difference) -> StreamSnapshot:
         """Return the present state as a snapshot."""
         self.captured = self.steps
-        name = SnapshotName(self.seq, self.version, kind)
-        return StreamSnapshot(name, difference, self.adapted_batches, self.images, self.steps)
+        return StreamSnapshot(self.seq, self.version, kind, difference, self.adapted_batches, self.images, self.steps)
 
     def note_snapshot(self, snapshot: StreamSnapshot) -> None:
         """Note that a snapshot is on disk."""
-        self.saved = max(self.saved, snapshot.name.seq)
+        self.saved = max(self.saved, snapshot.seq)
         self.durable = max(self.durable, snapshot.steps)
-        self.event("snapshot", snapshot=snapshot.name.seq, version=snapshot.name.version, kind=snapshot.name.kind)
+        self.event("snapshot", snapshot=snapshot.seq, version=snapshot.version, kind=snapshot.kind)
 
     def forget(self) -> None:
         """Return to the values of a new stream, after this one was deleted."""
@@ -116,7 +115,6 @@ class Stream:
         return {
             "stream": self.id,
             **{name: getattr(self, name) for name in _STATUS},
-            "snapshot_every": server.settings.snapshot_every,
             "unsaved_batches": self.steps - self.durable if self.changed > self.saved else 0,
             "in_memory": self.difference is not None,
             "waiting": server.admitted(self),
