@@ -32,9 +32,9 @@ from dpl.data.corruptions import corrupt
 from dpl.estimate import EstimateSettings, Watch
 from dpl.estimate.difference import compare
 from dpl.estimate.home import Home
-from dpl.estimate.shifts import beside_others, shifted_copies, shrunk
 from dpl.estimate.signals import Window, accuracies, assigned_probability
 from dpl.network.split import logits_of
+from dpl.views.shifts import beside_others, shifted_copies, shrunk
 
 DATA = Path(os.environ.get("DPL_DATA", "data"))
 COMMAND = "DPL_DATA=DATA python benchmarks/estimate_study.py --out RUNS"

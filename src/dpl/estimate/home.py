@@ -9,8 +9,8 @@ from torch import Tensor
 from dpl.core.errors import SettingError
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.estimate.shifts import shifted_copies, shrunk
 from dpl.estimate.signals import NORMAL, Signals, bounded_probit, source_accuracy
+from dpl.views.shifts import shifted_copies, shrunk
 
 __all__ = ["FEWEST", "Home"]
 

@@ -17,12 +17,12 @@ from dpl.core.state import Stateful
 from dpl.estimate.difference import compare
 from dpl.estimate.home import Home
 from dpl.estimate.settings import EstimateSettings
-from dpl.estimate.shifts import beside_others, shrunk
 from dpl.estimate.signals import Accuracies, Window, accuracies
 from dpl.methods.model_state import ModelState
 from dpl.methods.parts.norm_rules import UNKNOWN, MeasuredShift
 from dpl.network.norm_control import install
 from dpl.network.split import logits_of, private_copy
+from dpl.views.shifts import beside_others, shrunk
 
 __all__ = ["WORSE", "Estimate", "Watch"]
 

@@ -1,4 +1,4 @@
-"""Random augmented views of image batches, as the authors of each method drew them; plain torch, on any device.
+"""Views of image batches: augmented as the authors of each method drew them, or shifted; plain torch, on any device.
 
 A view takes images and returns images; it knows no network and no method.
 """
