@@ -1,5 +1,7 @@
 """A unit's records and predictions are what a plain loop over its images gives."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,10 @@ from data.make import make_cifar, make_pacs
 from dpl.backbones import create
 from dpl.bench import SourceData, run_unit
 from dpl.bench.context import SourceBatches
-from dpl.bench.images import UnitStream
+from dpl.bench.images import UnitStream, streamed_image
 from dpl.core.errors import DataError, SettingError
 from dpl.data import ImageSet, open_benchmark
-from dpl.data.corruptions import corrupt
+from dpl.data.corruptions import changing_corruptions, corrupt, corrupt_pair
 from dpl.data.sets import joined
 from dpl.data.transforms import make_transform
 from dpl.streams import domainbed_split
@@ -200,6 +202,31 @@ def test_the_likelihood_of_the_true_class_is_kept_beside_the_confidence(everythi
     assert (likelihood[~right] <= 1 - arrays["confidence"][~right] + 1e-3).all()
     assert record["nll"] == pytest.approx(-arrays["log_likelihood"].astype(float).mean(), rel=1e-3)
     assert record["nll"] > 0
+
+
+def test_corruptions_that_change_follow_the_stream(tmp_path):
+    make_cifar(tmp_path, "npz", count=20)
+    make_weights(tmp_path / "weights" / "cifar10.safetensors", 10)
+    names = ("fog", "contrast", "brightness")
+    fields = {"domains": names, "severities": (5,), "corrupt": 3, "protocol": "continual", "seed": 2, "changing": 4}
+    unit, context = unit_of(tmp_path, "cifar10", **fields)
+    stream = UnitStream(unit, context)
+    (segment,) = stream.segments
+    assert (segment.name, len(segment)) == ("changing@5", 20)
+    clean = open_benchmark("cifar10", tmp_path)["test"].source.pixels
+    pairs = list(islice(changing_corruptions(names, seed=2), 5))
+    order = stream.parts[0].positions[segment.indices[:, 1]]
+    expected = [
+        corrupt_pair(clean[None, sample], pairs[place // 4], seed=3, start=place)[0]
+        for place, sample in enumerate(order.tolist())
+    ]
+    found = torch.cat([batch.images for batch in stream.batches(segment)])
+    np.testing.assert_array_equal((found * 255).round().permute(0, 2, 3, 1).to(torch.uint8), np.stack(expected))
+    again, _, _ = streamed_image(unit, context, 0, int(order[7]))
+    np.testing.assert_array_equal(np.asarray(again), expected[7])
+    (record,), plain = run_unit(unit, context).records, unit_of(tmp_path, "cifar10", **(fields | {"changing": None}))[0]
+    assert (record["segment"], record["n"], record["regenerated"]) == ("changing@5", 20, True)
+    assert plain.key != unit.key
 
 
 def test_label_shift_streams_fewer_images(everything):

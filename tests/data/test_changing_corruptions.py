@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from dpl.core.errors import SettingError
-from dpl.data.corruptions import CORRUPTIONS, CorruptionPair, changing_corruptions, corrupt, corrupt_pair
+from dpl.data import ImageSet
+from dpl.data.corruptions import (
+    CORRUPTIONS,
+    CorruptionPair,
+    changing_corruptions,
+    changing_images,
+    corrupt,
+    corrupt_pair,
+)
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
 
@@ -64,3 +72,24 @@ def test_wrong_values_are_refused():
         changing_corruptions(severity=6)
     with pytest.raises(SettingError, match="expected a number from 0 to 5"):
         corrupt_pair(IMAGES, CorruptionPair("fog", -1, "snow", 0))
+
+
+def test_images_change_with_their_place_in_the_stream():
+    clean = ImageSet.from_array("clean", IMAGES, [0, 1, 2], ["a", "b", "c"])
+    changed = changing_images(clean, [2, 0, 1], every=2, names=("fog", "contrast"), walk_seed=4, seed=7)
+    pairs = list(islice(changing_corruptions(("fog", "contrast"), seed=4), 2))
+    for place, image in enumerate((2, 0, 1)):
+        expected = corrupt_pair(IMAGES[[image]], pairs[place // 2], seed=7, start=place)[0]
+        np.testing.assert_array_equal(np.asarray(changed.load(image)), expected)
+    np.testing.assert_array_equal(np.asarray(changed.subset([1]).load(0)), np.asarray(changed.load(1)))
+    assert (changed.labels.tolist(), changed.location(1)) == ([0, 1, 2], clean.location(1))
+    other = changing_images(clean, every=2, names=("fog", "contrast"), walk_seed=4, seed=7)
+    assert len({b"".join(images.source.identity()) for images in (clean, changed, other)}) == 3
+
+
+def test_images_refuse_a_wrong_order_and_no_steps():
+    clean = ImageSet.from_array("clean", IMAGES, [0, 1, 2], ["a", "b", "c"])
+    with pytest.raises(SettingError, match="every must be a whole number of at least 1"):
+        changing_images(clean, every=0)
+    with pytest.raises(SettingError, match=r"indices from 0 to 3; the set has 0\.\.2"):
+        changing_images(clean, [0, 3], every=1)

@@ -13,6 +13,7 @@ from dpl.bench.domains import CLEAN, CORRUPTED, DOMAINS, FOLDER
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
 from dpl.data import Batch, ImageSet, batches, unchanged
+from dpl.data.corruptions import changing_images
 from dpl.data.corruptions.regenerate import corrupted_pixels, regenerated
 from dpl.data.outliers import noise_images, without_labels
 from dpl.data.sets import Indices, joined
@@ -27,7 +28,8 @@ __all__ = ["StreamedDomain", "UnitStream", "check_data", "check_networks", "part
 
 def _shifts(unit: Unit) -> list[tuple[str, int | None]]:
     """Return every domain of a unit at every severity, in the order in which its predictions number them."""
-    return [(name, level) for level in unit.severities or (None,) for name in unit.domains]
+    names = unit.domains if unit.changing is None else ("changing",)
+    return [(name, level) for level in unit.severities or (None,) for name in names]
 
 
 class StreamedDomain(NamedTuple):
@@ -52,6 +54,13 @@ class UnitStream:
             self.parts.append(self._outliers(unit.outliers, self.parts[0]))
             outliers = self.parts[-1].domain
         self.segments: list[Segment] = plan(unit.protocol, domains, seed=unit.seed, outliers=outliers, **order)
+        if unit.changing is not None:  # which is one part in one segment
+            images = changing_images(
+                self.parts[0].images, self.segments[0].indices[:, 1], every=unit.changing, names=unit.domains,
+                severity=unit.severities[0], transform=make_transform(unit.transform), walk_seed=unit.seed,
+                seed=unit.corrupt or 0,
+            )  # fmt: skip
+            self.parts[0] = self.parts[0]._replace(images=images)
 
     def _open(self, name: str, severity: int | None) -> StreamedDomain:
         """Open a domain at a severity, restricted to the images that are streamed."""
@@ -77,9 +86,9 @@ class UnitStream:
         return StreamedDomain(Domain("outliers", images.labels), images, positions, len(whole))
 
     def _corrupted(self, whole: ImageSet, positions: Indices, name: str, severity: int | None) -> ImageSet:
-        """Return the images at these positions, corrupted where the unit says so."""
+        """Return the images at these positions, corrupted where the unit says so; changing corruptions come later."""
         unit = self.unit
-        if unit.corrupt is None or severity is None:
+        if unit.corrupt is None or severity is None or unit.changing is not None:
             return whole.subset(positions)
         transform, cache = make_transform(unit.transform), self.context.cache
         return regenerated(whole, positions, transform, name, severity, seed=unit.corrupt, cache=cache)
@@ -119,7 +128,10 @@ def streamed_image(unit: Unit, context: "BenchContext", domain: int, sample: int
     whole, _, _ = _domain(unit, context, name, severity)
     if not 0 <= sample < len(whole):
         raise DataError(f"{whole.name}: {len(whole):,} images, the run saw number {sample:,}: another data set")
-    if unit.corrupt is not None and severity is not None:
+    if unit.changing is not None:
+        part = UnitStream(unit, context).parts[0]
+        image = part.images.load(int(np.flatnonzero(part.positions == sample)[0]))
+    elif unit.corrupt is not None and severity is not None:
         transform = make_transform(unit.transform)
         image = Image.fromarray(corrupted_pixels(whole, sample, sample, transform, name, severity, unit.corrupt))
     else:

@@ -22,9 +22,6 @@ __all__ = [
 
 Settings = Mapping[str, Any]
 
-# Options that units no longer have, as records name them where they were not used.
-_UNUSED = [("changing", None)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SourceData(Checked):
@@ -48,6 +45,7 @@ class StreamSettings(Order):
     network: str = setting(MISSING, "name of the network")
     batch_size: int = setting(MISSING, "images per batch", low=1)
     corrupt: int | None = setting(None, "corrupt clean images here: true, or a seed", low=0)
+    changing: int | None = setting(None, "let corruptions fade into each other: images at each step", low=1, later=True)
     outliers: str | None = setting(None, "mix in images of no known class: noise, or a data set", later=True,
                                    choices=(None, "noise", *DOMAINS, *CLEAN))  # fmt: skip
     outlier_ratio: float = setting(1.0, "outliers for each image of a known class", low=0, later=True)
@@ -108,12 +106,10 @@ class Unit(StreamSettings):
     def from_record(cls, record: Mapping[str, Any]) -> "Unit":
         """Return the unit that `record()` was made from."""
         known = {f.name for f in dataclasses.fields(cls)}
-        used = {name: value for name, value in with_tuples(record).items() if (name, value) not in _UNUSED}
-        for name in used.keys() - known:
+        for name in record.keys() - known:
             raise DataError(f"unit record: unknown field {name!r}. {did_you_mean(name, known)}")
-        if used.get("source"):
-            used["source"] = SourceData(**with_tuples(used["source"]))
-        return cls(**used)
+        source = SourceData(**with_tuples(record["source"])) if record.get("source") else None
+        return cls(**{**with_tuples(record), "source": source})
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dpl.data.corruptions.changing import CorruptionPair, changing_corruptions, 
 from dpl.data.corruptions.constants import SEVERITIES
 from dpl.data.corruptions.folder import FolderReport, corrupt_folder
 from dpl.data.corruptions.stacks import corrupt_arrays
+from dpl.data.corruptions.stream import changing_images
 from dpl.data.facts import CORRUPTIONS, EXTRA_CORRUPTIONS
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "CorruptionPair",
     "FolderReport",
     "changing_corruptions",
+    "changing_images",
     "corrupt",
     "corrupt_arrays",
     "corrupt_folder",
