@@ -147,9 +147,24 @@ def test_the_environment_alone(told, capsys: pytest.CaptureFixture[str]) -> None
     assert "BatchNorm statistics: Load trained weights" in capsys.readouterr().out
 
 
+def test_a_row_of_the_paper(told) -> None:
+    pytest.importorskip("timm")
+    code, document = told("--paper", "table1", "--row", "tent")
+    causes = document["causes"]
+    assert code == 0
+    assert len(causes) == 9
+    assert causes["weights of timm or torchvision"].startswith("resnet50 of timm")
+    assert causes["5,000 or 50,000 images"] == "80% of the target domain"
+    assert causes["BN mode"] == "norm='batch', scope='affine'"
+    assert "batch size 32, lr chosen from [5e-06, 5e-05, 0.0005]" in causes["batch size against learning rate"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--paper", "table1", "--row", "tnt"], "Did you mean 'tent'?"),
+        (["--paper", "tabel1", "--row", "tent"], "Did you mean 'table1'?"),
+        (["--paper", "table1"], "belong together"),
         (["--images", "photos"], "give --model"),
         (["--model", "debug_cnn", "--random-weights", "--method", "tnt"], "Did you mean 'tent'?"),
         (["--model", "debug_cnn", "--random-weights", "--batch-size", "0"], "at least 1"),

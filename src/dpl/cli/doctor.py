@@ -1,4 +1,4 @@
-"""`dpl doctor`: is the environment, the model and its images as adaptation needs them."""
+"""`dpl doctor`: is the environment, the model and its images as adaptation needs them; why figures differ."""
 
 import argparse
 import dataclasses
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dpl.bench.causes import causes_of_difference
 from dpl.cli.console import print_json, print_table
 from dpl.cli.models import add_model_arguments, check_counts, images_of, load_source, parse_settings
 from dpl.core.allocator import keep_freed_memory
@@ -26,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=Path, metavar="FOLDER",
                         help=f"look at {_IMAGES} of these images, not at noise")  # fmt: skip
     parser.add_argument("--batch-size", type=int, default=32, help="images per batch (default: %(default)s)")
+    parser.add_argument("--paper", metavar="FILE", help="experiment file, or a shipped one such as table1: "
+                        "show what can make your figures differ from it")  # fmt: skip
+    parser.add_argument("--row", metavar="METHOD", help="row of --paper")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,13 +37,16 @@ def run(args: argparse.Namespace) -> int:
     check_counts(args, "batch_size", "size")
     if args.images is not None and args.model is None:
         raise SettingError("--images: the images are checked with a model; give --model too")
+    if (args.paper is None) != (args.row is None):
+        raise SettingError("--paper and --row belong together, e.g. --paper table1 --row tent")
     environment = describe_environment(keep_freed_memory())
     checks = [] if args.model is None else _checks(args)
+    causes = {} if args.paper is None else causes_of_difference(args.paper, args.row)
     if args.json:
         records = [{**dataclasses.asdict(check), "status": check.status} for check in checks]
-        print_json({"environment": environment, "checks": records})
+        print_json({"environment": environment, "checks": records, "causes": causes})
     else:
-        _print(environment, checks)
+        _print(environment, checks, causes)
     return int(any(check.status == "problem" for check in checks))
 
 
@@ -53,7 +60,7 @@ def _checks(args: argparse.Namespace) -> list[Check]:
     return examine(network, images.to(next(network.parameters()).device), kind, settings, args.batch_size)
 
 
-def _print(environment: dict[str, Any], checks: list[Check]) -> None:
+def _print(environment: dict[str, Any], checks: list[Check], causes: dict[str, str]) -> None:
     print_table(["environment", "found"], [[name, str(value)] for name, value in environment.items()])
     if checks:
         print()
@@ -61,3 +68,6 @@ def _print(environment: dict[str, Any], checks: list[Check]) -> None:
     for check in checks:
         if advice := check.problem or check.warning:
             print(f"{check.name}: {advice}")
+    if causes:
+        print("\nIf your figures differ from this row, compare these nine with your run:")
+        print_table(["cause", "this row has"], list(causes.items()))
