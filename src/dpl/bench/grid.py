@@ -19,7 +19,7 @@ from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import choose_domains, normalise_name
 from dpl.streams import PROTOCOLS
 
-__all__ = ["ExperimentGrid", "read_grid", "section_cells"]
+__all__ = ["ExperimentGrid", "fixed_settings", "read_grid", "searched_settings", "section_cells"]
 
 
 class ExperimentGrid(NamedTuple):
@@ -106,9 +106,7 @@ def _shift_streams(section: Section) -> Iterator[dict[str, Any]]:
 
 
 def _cell(section: Section, entry: MethodEntry, stream: Unit) -> Cell:
-    names, grid = settings_of(entry.method), _searched(section, entry)
-    general = {name: value for name, value in section.settings.items() if name in names}
-    fixed = {"seed": stream.seed} | general | dict(entry.settings)
+    fixed, grid = {"seed": stream.seed} | fixed_settings(section, entry), searched_settings(section, entry)
     unit = replace(stream, method=entry.method, batch_size=entry.batch_size or section.batch_size)
     unit = replace(unit, source=_source(section, entry, unit))
     choices = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]  # the last varies fastest
@@ -122,7 +120,13 @@ def _cell(section: Section, entry: MethodEntry, stream: Unit) -> Cell:
     return Cell(section.name, entry.label, unit.seed, tuple(built), source, oracle)
 
 
-def _searched(section: Section, entry: MethodEntry) -> Mapping[str, tuple[Any, ...]]:
+def fixed_settings(section: Section, entry: MethodEntry) -> dict[str, Any]:
+    """Return what is set for a method: what it has of the section's settings, then its own."""
+    names = settings_of(entry.method)
+    return {name: value for name, value in section.settings.items() if name in names} | dict(entry.settings)
+
+
+def searched_settings(section: Section, entry: MethodEntry) -> Mapping[str, tuple[Any, ...]]:
     """Return what is searched for a method: its own grid, or the section's without what is fixed for it."""
     if not section.selection:
         return {}
