@@ -29,6 +29,11 @@ def write_report(runs: Sequence[Run], out: Path) -> Path:
 
     Its content security policy lets it run its own script and load nothing.
     """
+    file = out / "report.html" if out.is_dir() else out
+    # A picture of the tables stands beside its page.
+    others = [path for path in file.parent.glob("*") if not path.with_suffix(".html").is_file()]
+    if any(path.suffix.lower() in EXTENSIONS for path in others):
+        raise DataError(f"{file}: its folder holds images; name another place for the page with --out FILE")
     shown_runs, script = joined(runs), _asset("charts.js") + _asset("page.js")
     checksum = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = _TEMPLATES.from_string(_asset("page.html.j2")).render(
@@ -40,17 +45,7 @@ def write_report(runs: Sequence[Run], out: Path) -> Path:
         version=dpl.__version__,
         time=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
-    return write_file(_place(out), page)
-
-
-def _place(out: Path) -> Path:
-    """Return the file to write, `report.html` if a folder is named; refuse a folder of images."""
-    file = out / "report.html" if out.is_dir() else out
-    # A picture of the tables stands beside its page.
-    others = [path for path in file.parent.glob("*") if not path.with_suffix(".html").is_file()]
-    if any(path.suffix.lower() in EXTENSIONS for path in others):
-        raise DataError(f"{file}: its folder holds images; name another place for the page with --out FILE")
-    return file
+    return write_file(file, page)
 
 
 def _asset(name: str) -> str:

@@ -27,6 +27,7 @@ class PredictionsFile(NamedTuple):
 
     lines: pd.DataFrame
     record: Record
+    label: str  # the method, with the settings in which the files of a run differ
     stream: str  # the name of the folder of images
     data: Path | None
     status: str  # in a few words how much is finished
@@ -64,7 +65,7 @@ def read_predictions(path: Path, data: Path | None) -> Run:
             problems.append(Item("not finished", text))
     folder = Path(record.get("images", path.stem))
     names = good["image"].str.removeprefix(os.path.join(folder, ""))
-    return _run([PredictionsFile(good.assign(image=names), record, folder.name, data, status, merged(problems))])
+    return _run([PredictionsFile(good.assign(image=names), record, "", folder.name, data, status, merged(problems))])
 
 
 def _read_lines(path: Path, problems: list[Item]) -> pd.DataFrame:
@@ -96,55 +97,53 @@ def _run(files: Sequence[PredictionsFile]) -> Run:
     records = [file.record for file in files]
     varied = ({**record["settings"], **{k: record[k] for k in ("batch_size", "guard")}} for record in records)
     labels = labels_of([(str(record["method"]), own) for record, own in zip(records, varied, strict=True)])
-    status = [f"{label}: {file.status}" for label, file in zip(labels, files, strict=True)]
+    files = [file._replace(label=label) for file, label in zip(files, labels, strict=True)]
     return Run(
         name=f"{labels[0] if len(files) == 1 else f'{len(files)} runs'} on {files[0].stream}",
-        status=files[0].status if len(files) == 1 else "; ".join(status),
-        experiments=(_experiment(files, labels),) if len(files[0].lines) else (),
+        status=files[0].status if len(files) == 1 else "; ".join(f"{file.label}: {file.status}" for file in files),
+        experiments=(_experiment(files),) if len(files[0].lines) else (),
         problems=merged(item for file in files for item in file.problems),
         files=files,
     )
 
 
-def _experiment(files: Sequence[PredictionsFile], labels: Sequence[str]) -> Experiment:
+def _experiment(files: Sequence[PredictionsFile]) -> Experiment:
     """Return the predictions of one or several files over the same images."""
     record, stream = files[0].record, files[0].stream
     classes = _classes(pd.concat([file.lines for file in files]), record)
     images = pd.Index(dict.fromkeys(name for file in files for name in file.lines["image"]))
     traces: dict[tuple[str, str], dict[int, Trace]] = {}
     rows = []
-    for file, label in zip(files, labels, strict=True):
+    for file in files:
         seed = int(file.record["seed"])
-        for name, trace in _traces(file, label, classes, images):
+        for name, trace in _traces(file, classes, images):
             by_seed = traces.setdefault((name, stream), {})
             if seed not in by_seed:  # several runs may have the source model's predictions
                 by_seed[seed] = trace
                 rows.append(_row(name, stream, trace, file.record))
     unknown = ("No record was found beside the predictions: settings and cost are not known.",)
     return Experiment(
-        title=f"{stream}: {', '.join(labels)}, {Path(str(record['network'])).name}",
+        title=f"{stream}: {', '.join(file.label for file in files)}, {Path(str(record['network'])).name}",
         classes=classes,
         rows=sorted(rows, key=lambda row: row["label"] != SOURCE),
         traces=traces,
-        facts=_facts(files, labels),
+        facts=_facts([file for file in files if "images" in file.record]),
         data=[Path(p) for f in files for p in (f.record.get("images", "."), f.data, f.record.get("folder")) if p],
         images=images.to_list(),
-        events=[event for file, label in zip(files, labels, strict=True) for event in _events(file, label)],
+        events=[event for file in files for event in _events(file)],
         guarded=any(file.record["guard"] for file in files),
         notes=() if "images" in record else unknown,
     )
 
 
-def _traces(
-    file: PredictionsFile, label: str, classes: Sequence[str], images: "pd.Index[str]"
-) -> Iterator[tuple[str, Trace]]:
+def _traces(file: PredictionsFile, classes: Sequence[str], images: "pd.Index[str]") -> Iterator[tuple[str, Trace]]:
     """Yield the predictions of the source model, whose confidence is not recorded, and of the adapted one."""
     lines, image = file.lines, images.get_indexer(pd.Index(file.lines["image"]))
     numbers = {name: number for number, name in enumerate(classes) if name}
     truth = np.asarray(lines["label"].map(numbers).fillna(UNKNOWN), dtype=np.int64)
     if "source" in lines:
         yield SOURCE, make_trace(image, truth, lines["source"].to_numpy(np.int64), np.full(len(truth), np.nan))
-    yield label, make_trace(image, truth, lines["predicted"].to_numpy(np.int64), lines["confidence"].to_numpy())
+    yield file.label, make_trace(image, truth, lines["predicted"].to_numpy(np.int64), lines["confidence"].to_numpy())
 
 
 def _classes(lines: pd.DataFrame, record: Record) -> tuple[str, ...]:
@@ -168,27 +167,26 @@ def _row(label: str, stream: str, trace: Trace, record: Record) -> dict[str, Any
     facts = {**record["result"], **record}
     kept = ("gflops_per_image", "peak_bytes", "skipped_because", "trainable_values", "batches", "updates", "by_source")
     seconds = facts["seconds"] / facts["timed"] if facts["timed"] else None
-    return {**row, **{name: facts.get(name) for name in kept}, "seconds_per_image": seconds}
+    return row | {name: facts.get(name) for name in kept} | {"seconds_per_image": seconds}
 
 
-def _events(file: PredictionsFile, label: str) -> Iterator[Record]:
+def _events(file: PredictionsFile) -> Iterator[Record]:
     """Yield what the guard did, and after how many images."""
     for event in file.record["events"]:
         seen = min(event["batch"] * int(file.record["batch_size"]), len(file.lines))
-        yield {"alarm": False, **event, "method": label, "seen": seen}
+        yield {"alarm": False, **event, "method": file.label, "seen": seen}
 
 
-def _facts(files: Sequence[PredictionsFile], labels: Sequence[str]) -> dict[str, list[Item]]:
-    """Return protocol, settings and versions of each run that has a record."""
-    facts: dict[str, list[Item]] = {}
-    for record, label in [(f.record, label) for f, label in zip(files, labels, strict=True) if "images" in f.record]:
-        texts = {
-            "Protocol": f"{record['total']:,} images of a folder, {record.get('order')}; batch size "
-            f"{record['batch_size']}; network {Path(str(record['network'])).name}; "
-            f"guard {'on' if record['guard'] else 'off'}",
-            "Settings": ", ".join(f"{name}={value}" for name, value in record["settings"].items()),
-            "Versions": ", ".join(f"{name} {value}" for name, value in record["versions"].items()),
-        }
-        for title, text in texts.items():
-            facts.setdefault(title, []).append(Item(label, text))
+def _facts(files: Sequence[PredictionsFile]) -> dict[str, list[Item]]:
+    """Return protocol, settings and versions of each run."""
+    facts: dict[str, list[Item]] = {"Protocol": [], "Settings": [], "Versions": []} if files else {}
+    for _, record, label, *_ in files:
+        protocol = (
+            f"{record['total']:,} images of a folder, {record.get('order')}; batch size {record['batch_size']}; "
+            f"network {Path(str(record['network'])).name}; guard {'on' if record['guard'] else 'off'}"
+        )
+        settings = ", ".join(f"{name}={value}" for name, value in record["settings"].items())
+        versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
+        for items, text in zip(facts.values(), (protocol, settings, versions), strict=True):
+            items.append(Item(label, text))
     return facts

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ __all__ = [
 
 SOURCE = "source"
 UNKNOWN = -1  # label of an image whose class is not known
-_SHARED = ("dataset", "corrupt", "part", "holdout", "limit", "files", "transform", "protocol", "order", "delta",
-           "visits", "imbalance", "outliers", "outlier_ratio", "stream_speed", "network")  # fmt: skip
+_shared = attrgetter(
+    "dataset", "corrupt", "part", "holdout", "limit", "files", "transform", "protocol", "order", "delta", "visits",
+    "imbalance", "outliers", "outlier_ratio", "stream_speed", "network",
+)  # fmt: skip
+"""Returns what units must have in common to be compared in one table."""
 
 Integers = NDArray[np.int64]
 Record = Mapping[str, Any]
-
-
 Trace = np.recarray[Any, Any]
 """The predictions of one method on one stream with one seed, a record for each image in order of arrival.
 
@@ -41,12 +43,10 @@ what the source model predicts for it, UNKNOWN where that was not run or lost.
 
 def make_trace(image: Integers, label: Integers, prediction: Integers, confidence: NDArray[Any]) -> Trace:
     """Return predictions beside whether each class is known, and whether the prediction is right."""
-    columns = {
+    return pd.DataFrame({
         "image": image, "label": label, "prediction": prediction, "confidence": confidence.astype(np.float64),
-        "known": label != UNKNOWN, "correct": label == prediction, "source": np.full_like(label, UNKNOWN),
-    }  # fmt: skip
-    made: Trace = np.rec.fromarrays(columns.values(), dtype=[(name, own.dtype) for name, own in columns.items()])
-    return made
+        "known": label != UNKNOWN, "correct": label == prediction, "source": UNKNOWN,
+    }).to_records(index=False)  # fmt: skip
 
 
 @dataclass
@@ -126,8 +126,8 @@ class _CheckedStore(Store):
         return unit.key in self.sound
 
     def _check(self, folder: Path) -> None:
-        unit, marks = None, read_json(folder / "done")
-        names = ("unit.json", "results.jsonl", _ARRAYS)
+        unit, marks, arrays = None, read_json(folder / "done"), "predictions.npz"
+        names = ("unit.json", "results.jsonl", arrays)
         faults = {name: fault for name in names if (fault := _fault(folder / name, marks.get(name)))}
         if not marks:
             faults = {"done": "the mark of completion is missing"}
@@ -137,14 +137,11 @@ class _CheckedStore(Store):
                 faults["unit.json"] = "describes a different unit than the name of its folder"
         except (TypeError, DplError):
             faults.setdefault("unit.json", "not a unit that this version reads")
-        if unit is not None and faults.keys() <= {_ARRAYS}:
+        if unit is not None and faults.keys() <= {arrays}:
             self.sound[unit.key] = unit
         title = folder.name if unit is None else f"{unit.title} ({folder.name})"
         shown = "; its figures are shown, its curves and images cannot be" if folder.name in self.sound else ""
         self.damage += [Item(title, f"{file}: {fault}{shown}") for file, fault in faults.items()]
-
-
-_ARRAYS = "predictions.npz"
 
 
 def _fault(path: Path, mark: Any) -> str:
@@ -178,11 +175,6 @@ def read_store(root: Path, data: Path | None) -> Run:
     if told:
         status += f", {len(told)} {'problem' if len(told) == 1 else 'problems'}"
     return Run(requests[-1].title if requests else root.resolve().name, status, experiments, told)
-
-
-def _shared(unit: Unit) -> tuple[object, ...]:
-    """Return what units must have in common to be compared in one table."""
-    return tuple(getattr(unit, name) for name in _SHARED)
 
 
 def _cells(requests: Sequence[StoredRequest], store: _CheckedStore) -> list[Cell]:

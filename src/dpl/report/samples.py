@@ -2,6 +2,7 @@
 
 import base64
 import io
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,12 @@ class Samples:
         return {kind: entries for kind, entries in found.items() if entries}
 
     def _entries(self, stream: str, seed: int, records: Trace) -> list[list[Any]]:
-        entries: list[list[Any]] = []
-        for record in records:
-            number = self._number(stream, seed, record) if len(entries) < _EACH else None
-            if number is not None:
-                label = None if record.label == UNKNOWN else int(record.label)
-                share = round(100 * float(record.confidence))
-                entries.append([number, label, int(record.source), int(record.prediction), share])
-        return entries
+        numbered = ((self._number(stream, seed, record), record) for record in records)
+        return [
+            [number, None if own.label == UNKNOWN else int(own.label), int(own.source), int(own.prediction),
+             round(100 * float(own.confidence))]
+            for number, own in islice((pair for pair in numbered if pair[0] is not None), _EACH)
+        ]  # fmt: skip
 
     def _number(self, stream: str, seed: int, record: Any) -> int | None:
         """Return the number of an image's picture, which is made once; None where it cannot be made."""
