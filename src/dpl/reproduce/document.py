@@ -25,7 +25,6 @@ __all__ = [
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-_HIDDEN_SETTINGS = ("seed",)  # it differs from run to run by design, and stands in the protocol
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~])")
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
@@ -66,9 +65,6 @@ class Document:
     command: str = ""
 
 
-# ---- How the measured rows were obtained ----
-
-
 def how_measured(rows: Sequence[Row], layout: Layout) -> dict[str, tuple[Any, ...]]:
     """Return what a document says of it."""
     return {
@@ -106,7 +102,8 @@ def setting_items(rows: Sequence[Row]) -> tuple[Item, ...]:
     items = []
     for label, members in grouped((row["label"], row) for row in rows).items():
         first, values = members[0], []
-        for name in dict.fromkeys(name for row in members for name in row["settings"] if name not in _HIDDEN_SETTINGS):
+        # The seed differs from run to run by design, and stands in the protocol.
+        for name in dict.fromkeys(name for row in members for name in row["settings"] if name != "seed"):
             searched = " (chosen on source validation)" if any(name in row["chosen"] for row in members) else ""
             values.append(f"{name}={_listed((row['settings'].get(name) for row in members), ' or ')}{searched}")
         outputs = f"{first['trainable_values']:,} trained values; source images: {first['source_data']}"
@@ -157,14 +154,11 @@ def merged(items: Iterable[Item]) -> tuple[Item, ...]:
     """Return entries of the same text as one, with their number."""
     found = grouped((item.text, item.subject) for item in items)
     times = {text: f" ({len(subjects)} times)" if len(subjects) > 1 else "" for text, subjects in found.items()}
-    return tuple(Item(shorten(subjects), f"{text}{times[text]}") for text, subjects in found.items())
+    return tuple(Item(shorten(subjects), text + times[text]) for text, subjects in found.items())
 
 
 def _listed(values: Iterable[Any], separator: str = ", ") -> str:
     return separator.join(dict.fromkeys(map(str, values)))
-
-
-# ---- Text ----
 
 
 @dataclass(frozen=True)

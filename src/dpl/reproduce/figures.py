@@ -28,9 +28,6 @@ NOTE: Mapping[str, Any] = {"fontsize": 8, "color": "#555555"}
 _LAYOUT = Layout(PLACES["set"], networks={"": "resnet50"})  # the network of every figure
 
 
-# ---- What all figures share ----
-
-
 def write_figure(name: str, picture: Picture, experiment: Experiment) -> Result:
     """Write a figure in all formats, its page and its data."""
     out, words = experiment.request.out, LOOK["figures"][name]
@@ -141,16 +138,15 @@ def _panels(rows: Sequence[Row], panel_of: Callable[[Row, str], str], x_of: Call
     """Return lines over `x_of(row)`, one for each method and data set; for each target where there is one data set."""
     several = len({row["dataset"] for row in rows}) > 1
     by_label = {row["label"]: row for row in rows}
-    points: dict[str, dict[tuple[str, str], dict[Any, Any]]] = {}
+    lines: dict[tuple[str, str, str], dict[Any, Any]] = {}
     found = seed_means(rows, lambda row: (row["dataset"] if several else row["domains"][0], row["domains"][0]))
     for (label, group), means in found.items():
         row = by_label[label]
-        lines = points.setdefault(panel_of(row, group), {})
-        lines.setdefault((group, row["method"]), {})[x_of(row)] = means.values
-    return {
-        panel: {key: pd.DataFrame(line)[_x_order(line)] for key, line in lines.items()}
-        for panel, lines in points.items()
-    }
+        lines.setdefault((panel_of(row, group), group, row["method"]), {})[x_of(row)] = means.values
+    panels: dict[str, dict[tuple[str, str], pd.DataFrame]] = {}
+    for (panel, group, method), line in lines.items():
+        panels.setdefault(panel, {})[group, method] = pd.DataFrame(line)[_x_order(line)]
+    return panels
 
 
 def _x_order(values: Iterable[Any]) -> list[Any]:
@@ -208,17 +204,14 @@ def draw_batch_sizes(panels: Panels, note: str = "") -> Any:
 def _sensitivity_lines(rows: Sequence[Row]) -> Panels:
     """Return a panel for each setting, from the rows whose labels begin with its word."""
     settings = {word: panel["setting"] for word, panel in LOOK["panels"].items()}
+    rows = [{**row, "word": row["label"].split()[0]} for row in rows]
     for row in rows:
-        if settings.get(row["label"].split()[0]) not in row["settings"]:
+        if settings.get(row["word"]) not in row["settings"]:
             words = ", ".join(f"{word} ({setting})" for word, setting in settings.items())
             raise DataError(
                 f"fig5: the label {row['label']!r} begins with no panel's name: {words}; rename it in the file"
             )
-
-    def word_of(row: Row, _: str = "") -> str:
-        return str(row["label"].split()[0])
-
-    found = _panels(rows, word_of, lambda row: row["settings"][settings[word_of(row)]])
+    found = _panels(rows, lambda row, _: row["word"], lambda row: row["settings"][settings[row["word"]]])
     return {word: found.get(word, {}) for word in settings}
 
 
