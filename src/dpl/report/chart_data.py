@@ -47,8 +47,8 @@ def line_styles(experiment: Experiment) -> list[dict[str, str]]:
     others = [name for name in experiment.methods if name not in COLOURS]
     shades = [colour(name, others.index(name) if name in others else 0) for name in experiment.methods]
     dashes = [("", "6 3", "2 3", "8 3 2 3")[shades[:place].count(shade) % 4] for place, shade in enumerate(shades)]
-    names = ("name", "colour", "dash")
-    return [dict(zip(names, line, strict=True)) for line in zip(experiment.methods, shades, dashes, strict=True)]
+    lines = zip(experiment.methods, shades, dashes, strict=True)
+    return [{"name": method, "colour": shade, "dash": dash} for method, shade, dash in lines]
 
 
 def _lines(experiment: Experiment, stream: str) -> dict[str, Any]:

@@ -25,16 +25,14 @@ __all__ = ["write_report"]
 
 
 def write_report(runs: Sequence[Run], out: Path) -> Path:
-    """Write the page of some runs to a file, `report.html` if a folder is named; an older one is replaced at the end.
-
-    Its content security policy lets it run its own script and load nothing.
-    """
+    """Write the page of some runs to a file, `report.html` if a folder is named, in the place of an older one."""
     file = out / "report.html" if out.is_dir() else out
     # A picture of the tables stands beside its page.
     others = [path for path in file.parent.glob("*") if not path.with_suffix(".html").is_file()]
     if any(path.suffix.lower() in EXTENSIONS for path in others):
         raise DataError(f"{file}: its folder holds images; name another place for the page with --out FILE")
     shown_runs, script = joined(runs), _asset("charts.js") + _asset("page.js")
+    # The page may run its own script and load nothing.
     checksum = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = _TEMPLATES.from_string(_asset("page.html.j2")).render(
         title=shown_runs[0].name if len(shown_runs) == 1 else f"{len(shown_runs)} runs",

@@ -16,7 +16,7 @@ from dpl.bench.store import StoredRequest, chosen, complete, read_requests
 from dpl.core.errors import DataError, DplError
 from dpl.core.files import read_json
 from dpl.data.folders import shorten
-from dpl.reproduce.document import Item, grouped, merged, protocol_items, setting_items, version_lines
+from dpl.reproduce.document import Item, grouped, how_measured, merged
 from dpl.reproduce.paper import Row
 
 __all__ = [
@@ -55,24 +55,19 @@ class Experiment:
 
     title: str
     classes: tuple[str, ...]
-    rows: Sequence[Row]
-    """One for each finished segment, as `dpl.bench.cell_rows` returns them; of a folder one for each method."""
-    traces: Mapping[tuple[str, str], Mapping[int, Trace]]
-    """By method and stream, then by seed; absent where predictions were lost."""
+    rows: Sequence[Row]  # one for each finished segment, as of `dpl.bench.cell_rows`; of a folder one for each method
+    traces: Mapping[tuple[str, str], Mapping[int, Trace]]  # by method and stream, then by seed; without lost ones
     facts: Mapping[str, Sequence[Item]]  # lists by their heading: protocol, settings, versions
     data: Sequence[Path] = ()  # folders in which the images may be found again
-    units: Mapping[tuple[str, int], Unit] = field(default_factory=dict)
-    """Of a benchmark: the unit that streamed the images, by stream and seed."""
+    units: Mapping[tuple[str, int], Unit] = field(default_factory=dict)  # of a benchmark: by stream and seed
     images: Sequence[str] = ()  # of a folder of images: their paths below one of the `data` folders
-    events: Sequence[Record] = ()
-    """What the guard did: method, batch, action, reason, alarm, and how many images had been seen."""
+    events: Sequence[Record] = ()  # of the guard: method, batch, action, reason, alarm, and how many images were seen
     guarded: bool = False
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.methods = tuple(dict.fromkeys(str(row["label"]) for row in self.rows))
-        self.sizes = {str(row["stream"]): int(row["n"]) for row in self.rows}
-        """Images by stream."""
+        self.sizes = {str(row["stream"]): int(row["n"]) for row in self.rows}  # images by stream
         self.streams = tuple(self.sizes)
         self.labelled = any(row.get("accuracy") is not None for row in self.rows)
         by_method = {row["method"]: row["label"] for row in reversed(self.rows)}
@@ -220,17 +215,15 @@ def _missing(planned: Sequence[Cell], store: _CheckedStore) -> list[Item]:
 def _experiment(cells: Sequence[Cell], store: _CheckedStore, data: Path | None) -> Experiment:
     rows = [dict(row) | {"stream": _stream(row)} for row in cell_rows(cells, store)]
     units = {unit.key: unit for unit in (chosen(cell, store).target for cell in cells)}
+    how = how_measured(rows)
+    versions = ", ".join(how["versions"])
     first = cells[0].candidates[0].target
     return Experiment(
         title=f"{cells[0].section}: {first.protocol.replace('_', ' ')}, {first.network}",
         classes=tuple(rows[0]["classes"]),
         rows=rows,
         traces=_store_traces(cells, store),
-        facts={
-            "Protocol": protocol_items(rows),
-            "Settings": setting_items(rows),
-            "Versions": [Item("", ", ".join(version_lines(rows)))],
-        },
+        facts={"Protocol": how["protocol"], "Settings": how["settings"], "Versions": [Item("", versions)]},
         data=[] if data is None else [data],
         units={(row["stream"], row["seed"]): units[row["unit"]] for row in rows},
         notes=list(dict.fromkeys(note for row in rows for note in row["data_notes"])),

@@ -28,8 +28,8 @@ class Samples:
         self._context = BenchContext(experiment.data[0] if experiment.data else Path())
         self._numbers: dict[tuple[str, int], int | None] = {}
         self.pictures: list[tuple[str, str]] = []
+        # Why there are no pictures, or fewer than there could be.
         self.reason = "" if experiment.data else "the data folder is not here; name it with --data DIR"
-        """Why there are no pictures, or fewer than there could be."""
         self.shown = [
             [self._of_kinds(method, stream) for method in experiment.methods] for stream in experiment.streams
         ]

@@ -15,7 +15,7 @@ from dpl.bench.tables import frame
 from dpl.core.errors import SettingError
 from dpl.reproduce.paper import Figure, Place, Row, Table
 
-__all__ = ["Column", "ComparisonTable", "column_group", "compare", "oracle", "seed_means"]
+__all__ = ["Column", "ComparisonTable", "compare", "oracle", "seed_means"]
 
 _MARKS = [*ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))]  # a, b ... z, aa, ab ...
 _WIDE = 8  # a table with more columns leaves out groups in which nothing was measured
@@ -95,18 +95,14 @@ def oracle(table: Table, rows: Sequence[Row]) -> ComparisonTable | None:
 
 
 def compare(table: Table, rows: Sequence[Row], figure: str = "accuracy", title: str = "") -> ComparisonTable:
-    """Return the table with measured figures beside the printed ones.
-
-    Rows are those of the paper, then methods that only the experiment has, where the table is open to them. An average
-    counts the streams that went in, and a gain is computed where both its figures stand for the same streams.
-    """
+    """Return the table with measured figures beside the printed ones; methods that the paper lacks come last."""
     cells = seed_means(rows, table.layout.place, figure, as_error=table.metric == "error")
     extra = [name for name, _ in cells] if table.layout.open_rows else []
     names = tuple(dict.fromkeys((*table.rows, *extra)))
     values = _values(table, names, cells)
-    groups = {column_group(column) for name, column in values if name in names} - {""}
+    groups = {_group(column) for name, column in values if name in names} - {""}
     narrow = len(table.columns) <= _WIDE or not groups
-    shown = [name for name in table.columns if narrow or column_group(name) in groups | {""}]
+    shown = [name for name in table.columns if narrow or _group(name) in groups | {""}]
     printed, footnotes = _printed(table, shown)
     columns, measured, reported = [], [], []
     for name in shown:
@@ -117,7 +113,7 @@ def compare(table: Table, rows: Sequence[Row], figure: str = "accuracy", title: 
         reported.append(_ranked(theirs, columns[-1], table.metric))
     lines = zip(names, zip(*measured, strict=True), zip(*reported, strict=True), strict=True)
     body = [ComparisonRow(name, table.printed_as.get(name, ""), ours, theirs) for name, ours, theirs in lines]
-    left_out = list(dict.fromkeys(column_group(name) for name in table.columns if name not in shown))
+    left_out = list(dict.fromkeys(_group(name) for name in table.columns if name not in shown))
     return ComparisonTable(table.name, title or table.title, table.metric, columns, body, footnotes, left_out)
 
 
@@ -138,13 +134,10 @@ def seed_means(
 
 
 def _cell(streams: pd.DataFrame) -> SeedMeans:
-    """Return the mean over the streams of a cell, for each seed that has all of them.
-
-    Two experiments that would fill the same cell are refused: their mean would be neither's.
-    """
+    """Return the mean over the streams of a cell, for each seed that has all of them."""
     units = streams.drop_duplicates(["seed", "stream", "unit"])
     once = units.drop_duplicates(["seed", "stream"])
-    if len(once) < len(units):
+    if len(once) < len(units):  # the mean of two experiments would be neither's
         other = units.drop(once.index).iloc[0]
         first = once[(once["seed"] == other["seed"]) & (once["stream"] == other["stream"])].iloc[0]
         raise SettingError(
@@ -194,7 +187,7 @@ def _gains(table: Table, names: Sequence[str], values: Values) -> Values:
     return found
 
 
-def column_group(column: str) -> str:
+def _group(column: str) -> str:
     """Return the beginning of a name such as `cifar10_c/5` or `clipart->real`, empty for others."""
     beginning, *rest = re.split("/|->", column)
     return beginning if rest else ""

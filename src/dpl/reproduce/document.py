@@ -19,8 +19,7 @@ from dpl.reproduce.compare import ComparisonTable
 from dpl.reproduce.paper import Layout, Row, network_name
 
 __all__ = [
-    "Document", "Item", "Picture", "differences", "grouped", "how_measured", "latex", "merged", "protocol_items",
-    "render", "setting_items", "version_lines", "write",
+    "Document", "Item", "Picture", "differences", "grouped", "how_measured", "latex", "merged", "render", "write",
 ]  # fmt: skip
 
 Key = TypeVar("Key")
@@ -52,30 +51,23 @@ class Document:
     name: str
     title: str
     caution: str = ""  # a sentence above everything else, for figures that must not be taken seriously
-    grids: tuple[ComparisonTable, ...] = ()
-    """The table, then the one with the oracle's settings where they were searched; none for a figure."""
+    grids: tuple[ComparisonTable, ...] = ()  # the table, then the one with the oracle's settings; none for a figure
     differences: tuple[str, ...] = ()  # in what the measurement departs from the paper's
     missing: tuple[Item, ...] = ()  # what is not there, why, and what would fill it
     paper: tuple[Item, ...] = ()  # the paper's own protocol
     notes: tuple[Item, ...] = ()  # remarks on the printed figures
-    protocol: tuple[Item, ...] = ()
-    """How the measured figures were obtained: one entry for each section of the experiment."""
+    protocol: tuple[Item, ...] = ()  # how the measured figures were obtained, for each section of the experiment
     settings: tuple[Item, ...] = ()  # every setting of every method
     versions: tuple[str, ...] = ()
     command: str = ""
 
 
-def how_measured(rows: Sequence[Row], layout: Layout) -> dict[str, tuple[Any, ...]]:
-    """Return what a document says of it."""
-    return {
-        "differences": differences(rows, layout),
-        "protocol": protocol_items(rows),
-        "settings": setting_items(rows),
-        "versions": version_lines(rows),
-    }
+def how_measured(rows: Sequence[Row]) -> dict[str, tuple[Any, ...]]:
+    """Return what a document says of how the rows were obtained."""
+    return {"protocol": _protocol(rows), "settings": _settings(rows), "versions": _versions(rows)}
 
 
-def protocol_items(rows: Sequence[Row]) -> tuple[Item, ...]:
+def _protocol(rows: Sequence[Row]) -> tuple[Item, ...]:
     """Return an entry for each section: what was streamed, how, to which network."""
     items = []
     for name, members in grouped((row["section"], row) for row in rows).items():
@@ -97,7 +89,7 @@ def protocol_items(rows: Sequence[Row]) -> tuple[Item, ...]:
     return tuple(items)
 
 
-def setting_items(rows: Sequence[Row]) -> tuple[Item, ...]:
+def _settings(rows: Sequence[Row]) -> tuple[Item, ...]:
     """Return every setting of every method; `a or b` where it was chosen, or differs between sections."""
     items = []
     for label, members in grouped((row["label"], row) for row in rows).items():
@@ -112,7 +104,7 @@ def setting_items(rows: Sequence[Row]) -> tuple[Item, ...]:
     return tuple(items)
 
 
-def version_lines(rows: Sequence[Row]) -> tuple[str, ...]:
+def _versions(rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the versions that took part, each with all its values."""
     names = dict.fromkeys(name for row in rows for name in row["versions"])
     return tuple(f"{name} {_listed((row['versions'].get(name) for row in rows), ' or ')}" for name in names)

@@ -19,20 +19,39 @@ from dpl.core.files import replacing
 from dpl.network.style_layer import find_style_layer, prefix_tokens
 from dpl.objectives import style_statistics
 from dpl.reproduce.document import Picture
-from dpl.reproduce.figures import LOSS_NAMES, NAMES, NOTE, footer, measured_on, not_run, write_figure
+from dpl.reproduce.figures import LOSS_NAMES, NAMES, footer, measured_on, write_figure
 from dpl.reproduce.plan import Experiment, Request, Result, run_experiment
-from dpl.reproduce.plotting import LOOK, axes, colour
+from dpl.reproduce.plotting import LOOK, NOTE, axes, colour, not_run
 
 __all__ = ["make_figure2", "make_figure3", "nearest_distance", "neighbour_accuracy", "on_one_scale", "subset", "tsne"]
 
 Arrays = dict[str, NDArray[Any]]
 Points = NDArray[np.float32]
 Floats = NDArray[np.float64]
+Counts = dict[str, dict[int, NDArray[np.int64]]]  # images of each class: for `truth` or a method, then by seed
+Styles = Mapping[str, Points]  # of each source domain, then of a target's `confident` and `unconfident` images
 _DIMENSIONS, _PERPLEXITY = 50, 30.0
 _NEIGHBOURS = 5
+_METHODS = ("source", "pl", "dpl")  # of figure 2
+_CLASS_MARKERS = "os^Dv<P"
+_MOST_POINTS = 1000
+_CONFIDENCE = 0.9
+_MOST_SOURCE, _MOST_TARGET = 200, 600  # images of figure 3
 
 
-# ---- What a network computes inside, kept beside the results ----
+class Features(NamedTuple):
+    """The features of one method: places on paper, true classes, and how often neighbours share the class."""
+
+    places: Floats
+    labels: NDArray[np.int64]
+    neighbours: float
+
+
+class Target(NamedTuple):
+    """One row of figure 2: features by method, and counts."""
+
+    features: dict[str, Features]
+    counts: Counts
 
 
 def _inside(unit: Unit, kind: str, experiment: Experiment) -> Arrays:
@@ -56,10 +75,7 @@ def _inside(unit: Unit, kind: str, experiment: Experiment) -> Arrays:
 
 @torch.no_grad()
 def _collect(unit: Unit, context: BenchContext, kind: str) -> Arrays:
-    """Show a network the unit's images in order of arrival; keep features, or styles (Eq. 8 and 9) and confidence.
-
-    Features are those of the network after it has adapted to the whole stream, styles those of the source network.
-    """
+    """Return features of the network adapted to the unit's stream, or the source's styles (Eq. 8, 9) and confidence."""
     stream = UnitStream(unit, context)
     network, prefix = context.prepared(stream).model.method.network, 0
     if kind == "features":
@@ -77,9 +93,6 @@ def _collect(unit: Unit, context: BenchContext, kind: str) -> Arrays:
             style = torch.cat([part.flatten(1) for part in styles], dim=1).float()
             found.append({"style": style, "confidence": out.probabilities.max(dim=1).values})
     return {name: torch.cat([part[name] for part in found]).numpy() for name in found[0]}
-
-
-# ---- Many dimensions on paper, and how well classes are told apart before t-SNE bends the distances ----
 
 
 def subset(size: int, most: int) -> NDArray[np.int64]:
@@ -120,31 +133,6 @@ def _scatter(axis: Any, groups: Mapping[str, Floats], looks: Sequence[Mapping[st
     axis.spines[:].set(visible=True, color="#bbbbbb")
     if not groups:
         not_run(axis)
-
-
-# ---- Figure 2: features and predicted classes ----
-
-_METHODS = ("source", "pl", "dpl")
-_CLASS_MARKERS = "os^Dv<P"
-_MOST_POINTS = 1000
-
-
-Counts = dict[str, dict[int, NDArray[np.int64]]]  # images of each class: for `truth` or a method, then by seed
-
-
-class Features(NamedTuple):
-    """The features of one method: places on paper, true classes, and how often neighbours share the class."""
-
-    places: Floats
-    labels: NDArray[np.int64]
-    neighbours: float
-
-
-class Target(NamedTuple):
-    """One row of the figure: features by method, and counts."""
-
-    features: dict[str, Features]
-    counts: Counts
 
 
 def make_figure2(request: Request) -> Result:
@@ -235,14 +223,6 @@ def _histogram(axis: Any, counts: Counts, classes: Sequence[str]) -> None:
     axis.set_ylabel("number of samples")
     place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
     axis.legend(**place, ncols=3, frameon=False, fontsize=9, handlelength=1.2, columnspacing=1.0)
-
-
-# ---- Figure 3: styles of source domains and of confident and unconfident target images ----
-
-Styles = Mapping[str, Points]
-"""Styles around one target domain: of each source domain, then of its `confident` and its `unconfident` images."""
-_CONFIDENCE = 0.9
-_MOST_SOURCE, _MOST_TARGET = 200, 600
 
 
 def make_figure3(request: Request) -> Result:

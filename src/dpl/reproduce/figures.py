@@ -12,28 +12,33 @@ from numpy.typing import NDArray
 from dpl.core.errors import DataError
 from dpl.network.split import SCOPES
 from dpl.reproduce.compare import seed_means
-from dpl.reproduce.document import Picture, how_measured, write
+from dpl.reproduce.document import Picture, differences, how_measured, write
 from dpl.reproduce.paper import PLACES, Layout, Row
 from dpl.reproduce.plan import Experiment, Request, Result, run_experiment
-from dpl.reproduce.plotting import LOOK, axes, colour, draw_line, draw_runs, save_figure
+from dpl.reproduce.plotting import LOOK, NOTE, axes, colour, draw_line, draw_runs, not_run, save_figure
 
 __all__ = [
-    "LOSS_NAMES", "NAMES", "NOTE", "footer", "make_figure1", "make_figure4", "make_figure5", "measured_on", "not_run",
-    "write_figure",
+    "LOSS_NAMES", "NAMES", "footer", "make_figure1", "make_figure4", "make_figure5", "measured_on", "write_figure",
 ]  # fmt: skip
 
 NAMES: Mapping[str, str] = LOOK["names"]
 LOSS_NAMES: Mapping[str, str] = LOOK["names"] | LOOK["names_by_loss"]
-NOTE: Mapping[str, Any] = {"fontsize": 8, "color": "#555555"}
+Curves = dict[str, dict[str, dict[int, NDArray[np.float64]]]]  # target -> method -> seed -> percent by iteration
+# Of figures 4 and 5: group (data set, or target of the only one) and method -> a row by seed, a column by x.
+Lines = Mapping[tuple[str, str], pd.DataFrame]
+Panels = Mapping[str, Lines]
+Look = Callable[[str, str], dict[str, Any]]  # returns how the line of a group and a method is drawn
 _LAYOUT = Layout(PLACES["set"], networks={"": "resnet50"})  # the network of every figure
+_RANGES = dict(zip(SCOPES, ("BN", "classifier", "features", "all"), strict=True))
+_LEAST_SPAN = 10.0  # percentage points
 
 
 def write_figure(name: str, picture: Picture, experiment: Experiment) -> Result:
     """Write a figure in all formats, its page and its data."""
     out, words = experiment.request.out, LOOK["figures"][name]
     rows = [{**row, "label": row["method"]} for row in experiment.rows]  # settings by method: labels are values of x
-    how = how_measured(rows, _LAYOUT)
-    document = experiment.request.document(rows, experiment.missing, name=name, title=words["title"], **how)
+    facts = {"title": words["title"], "differences": differences(rows, _LAYOUT), **how_measured(rows)}
+    document = experiment.request.document(rows, experiment.missing, name=name, **facts)
     files = save_figure(picture.figure, out, name), write(document, out, replace(picture, claim=words["claim"]))
     return Result((*files[0], *files[1]), document, experiment.missing, experiment.failed)
 
@@ -53,16 +58,6 @@ def footer(experiment: Experiment, spread: str = "their mean, band: their range"
     if done == planned and not experiment.missing:
         return text
     return f"{text}\nPartial: {done} of {planned} runs; what is missing is listed beside the figure"
-
-
-def not_run(axis: Any) -> None:
-    """Say in an empty panel why it is empty."""
-    axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", color="#555555")
-
-
-# ---- Figure 1: cumulative accuracy over the stream ----
-
-Curves = dict[str, dict[str, dict[int, NDArray[np.float64]]]]  # target -> method -> seed -> percent by iteration
 
 
 def make_figure1(request: Request) -> Result:
@@ -103,17 +98,6 @@ def draw_cumulative(curves: Curves, note: str = "") -> Any:
         axis.set(title=NAMES.get(target, target), xlabel="iterations", ylabel="cumulative accuracy (%)")
     figure.supxlabel(note, **NOTE)
     return figure
-
-
-# ---- Figures 4 and 5: panels of lines over a setting ----
-
-# Group (data set, or target of the only one) and method -> a row for each seed, a column for each x.
-Lines = Mapping[tuple[str, str], pd.DataFrame]
-Panels = Mapping[str, Lines]
-Look = Callable[[str, str], dict[str, Any]]  # returns how the line of a group and a method is drawn
-
-_RANGES = dict(zip(SCOPES, ("BN", "classifier", "features", "all"), strict=True))
-_LEAST_SPAN = 10.0  # percentage points
 
 
 def _make(

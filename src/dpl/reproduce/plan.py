@@ -174,12 +174,9 @@ def _shortened(section: Section, request: Request) -> Section:
 
 
 def problem(subject: str, check: Callable[..., object], *arguments: Any, **options: Any) -> Item | None:
-    """Return what is wrong if `check` raises an error of the data.
-
-    Warnings are left out: in what a data set differs from the published one stands in the document.
-    """
+    """Return what is wrong if `check` raises an error of the data."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings():  # in what a data set differs from the published one stands in the document
             warnings.simplefilter("ignore")
             check(*arguments, **options)
     except LayoutError as error:
@@ -191,8 +188,8 @@ def problem(subject: str, check: Callable[..., object], *arguments: Any, **optio
 
 def _open_data(section: Section, context: BenchContext) -> None:
     """Open a section's data set, of a corrupted one the first corruption."""
-    files = {name: value for name in ("images", "classes") if (value := getattr(section, name))}
-    options: dict[str, Any] = {name: context.find(value) for name, value in files.items()}
+    files = ("images", "classes")
+    options: dict[str, Any] = {name: context.find(path) for name in files if (path := getattr(section, name))}
     if section.dataset in CORRUPTED:
         first = (section.domains or known_domains(section.dataset, True))[:1]
         options |= {"domains": first, "severity": section.severities[0]}

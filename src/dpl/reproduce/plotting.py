@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from dpl.core.extras import optional
 
-__all__ = ["COLOURS", "FORMATS", "LOOK", "axes", "colour", "draw_line", "draw_runs", "save_figure"]
+__all__ = ["COLOURS", "FORMATS", "LOOK", "NOTE", "axes", "colour", "draw_line", "draw_runs", "not_run", "save_figure"]
 
 LOOK: Mapping[str, Any] = yaml.safe_load(files("dpl.reproduce").joinpath("figures.yaml").read_text(encoding="utf-8"))
-"""Titles, names, colours and markers of the figures."""
 COLOURS: Mapping[str, str] = LOOK["colours"]
+NOTE: Mapping[str, Any] = {"fontsize": 8, "color": "#555555"}
 FORMATS = ("png", "svg", "pdf")
 _LABEL_GAP = 0.06  # of the axis' height, between the names at the right ends of curves
 
@@ -64,6 +64,11 @@ def draw_line(axis: Any, x: Sequence[float], runs: NDArray[np.float64], **look: 
     if np.any(highs > lows):
         axis.fill_between(x, lows, highs, color=look["color"], alpha=0.18, linewidth=0)
     axis.plot(x, np.nanmean(runs, axis=0), **look)
+
+
+def not_run(axis: Any) -> None:
+    """Say in an empty panel why it is empty."""
+    axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", color="#555555")
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:

@@ -19,6 +19,12 @@ from dpl.training.supervised import LOSSES, SupervisedSpec, train_supervised
 
 __all__ = ["find_target", "make_document"]
 
+# Of the comparison of cross-entropy with the DPL loss on true labels.
+_QUICK: dict[str, Any] = {"network": "cifar_resnet20", "epochs": 1, "limit": 2000}
+_UNSPECIFIED = (
+    "The paper names the data set and the network; optimizer, schedule, augmentation, tau, eta and beta are ours."
+)
+
 
 def find_target(name: str) -> Callable[[Request], Result]:
     """Return what makes the table or figure of that name, or raise an error that names the nearest."""
@@ -54,16 +60,8 @@ def make_document(table: Table, rows: Sequence[Row], missing: Sequence[Item], re
         paper=tuple(Item(key, value) for key, value in table.protocol.items()),
         # Remarks on single cells are footnotes.
         notes=tuple(Item(note.row or "", note.text) for note in table.notes if note.column is None),
-        **own or how_measured(rows, table.layout),
+        **{"differences": differences(rows, table.layout), **(own or how_measured(rows))},
     )  # fmt: skip
-
-
-# ---- The comparison with true labels: cross-entropy against the DPL loss ----
-
-_QUICK: dict[str, Any] = {"network": "cifar_resnet20", "epochs": 1, "limit": 2000}
-_UNSPECIFIED = (
-    "The paper names the data set and the network; optimizer, schedule, augmentation, tau, eta and beta are ours."
-)
 
 
 def _make_supervised(request: Request) -> Result:

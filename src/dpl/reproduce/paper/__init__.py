@@ -22,13 +22,12 @@ from dpl.core.errors import SettingError, did_you_mean
 from dpl.data.facts import CORRUPTIONS
 from dpl.data.sets import normalise_name
 
-__all__ = [
-    "PLACES", "Figure", "Improvement", "Layout", "Note", "Place", "Row", "Table", "load", "network_name", "tables",
-]  # fmt: skip
+__all__ = ["PLACES", "Figure", "Layout", "Place", "Row", "Table", "load", "network_name", "tables"]
 
 Row = Mapping[str, Any]  # one finished segment as `dpl.bench.cell_rows` returns it
 Place = Callable[[Row], tuple[str, str] | None]
 """Returns column and stream of a measured row, None for a row that the table has no place for."""
+_BACKBONES = {"resnet18": "resnet18", "vit_base_patch16": "vit_b16", "mixer_b16": "mixer_b16"}
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class Layout:
     place: Place
     streams: int = 1  # streams whose mean is one figure
     open_rows: bool = True  # whether methods that the paper's table lacks are shown too
-    networks: Mapping[str, str] = field(default_factory=dict)
-    """The paper's network by the beginning of the column's name."""
+    networks: Mapping[str, str] = field(default_factory=dict)  # the paper's, by the beginning of the column's name
     selected: bool = False  # whether the paper chose settings on source validation
     seeds: int | None = 3  # seeds behind the paper's figures; None where it does not say
 
@@ -141,11 +139,6 @@ def load(table: str) -> Table:
         "last_digit": frozenset(map(tuple, content["last_digit"])),
     }
     return Table(**{"name": table, "averages": {}} | content | read | {"cells": cells, "notes": notes})
-
-
-# ---- Where a measured stream belongs ----
-
-_BACKBONES = {"resnet18": "resnet18", "vit_base_patch16": "vit_b16", "mixer_b16": "mixer_b16"}
 
 
 def network_name(network: str) -> str:
