@@ -7,25 +7,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpl.bench.tables import frame
-from dpl.report.runs import UNKNOWN, Experiment, Integers, Trace
+from dpl.report.runs import UNKNOWN, Experiment, Integers
 from dpl.report.summary import shown
 from dpl.reproduce.plotting import COLOURS, colour
 
-__all__ = ["chart_data", "line_styles"]
+__all__ = ["chart_data"]
 
+Floats = NDArray[np.float64]
 _CURVE_POINTS = 60_000  # of all curves of an experiment: keeps a page of thousands of curves at a few megabytes
 _FEW_CLASSES = 10  # so many have a colour in the class balance, and a confusion matrix instead of a list of mistakes
 _LISTED = 24  # classes or mistakes in a list
 _MARKED = 200  # actions of the guard on the curves; the table has them all
-
-Floats = NDArray[np.float64]
 
 
 def chart_data(experiment: Experiment) -> dict[str, Any]:
     """Return everything that the script draws for one experiment."""
     methods, streams, reference = experiment.methods, experiment.streams, experiment.reference
     return {
-        "methods": line_styles(experiment),
+        "methods": _line_styles(experiment),
         "streams": list(streams),
         "classes": list(experiment.classes),
         "reference": None if reference is None else methods.index(reference),
@@ -42,7 +41,7 @@ def chart_data(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def line_styles(experiment: Experiment) -> list[dict[str, str]]:
+def _line_styles(experiment: Experiment) -> list[dict[str, str]]:
     """Return each method with the colour and dashes of its line; methods of the same colour differ in dashes."""
     others = [name for name in experiment.methods if name not in COLOURS]
     shades = [colour(name, others.index(name) if name in others else 0) for name in experiment.methods]
@@ -111,20 +110,17 @@ def _balance(experiment: Experiment, stream: str) -> dict[str, Any]:
     if not length:
         return {"ends": [], "classes": [], "truth": None, "methods": []}
     first, ends = next(iter(traces.values())), _window_ends(experiment, length)
-    coloured = _coloured(len(experiment.classes), list(traces.values()))
+    size = len(experiment.classes)
+    predicted = np.stack([np.bincount(trace.prediction, minlength=size)[:size] for trace in traces.values()])
+    frequent = predicted.mean(axis=0) + np.bincount(first.label[first.known], minlength=size)[:size]
+    # The classes whose number differs most between the methods, of equals the most frequent.
+    coloured = np.sort(np.lexsort((-frequent, -np.ptp(predicted, axis=0)))[:_FEW_CLASSES])
     return {
         "ends": ends.tolist(),
         "classes": coloured.tolist(),
         "truth": _shares(first.label, coloured, ends) if first.known.all() else None,
         "methods": [_shares(traces[m].prediction, coloured, ends) if m in traces else None for m in experiment.methods],
     }
-
-
-def _coloured(count: int, traces: Sequence[Trace]) -> Integers:
-    """Return the classes whose number differs most between the methods, of equals the most frequent."""
-    predicted = np.stack([np.bincount(trace.prediction, minlength=count)[:count] for trace in traces])
-    frequent = predicted.mean(axis=0) + np.bincount(traces[0].label[traces[0].known], minlength=count)[:count]
-    return np.sort(np.lexsort((-frequent, -np.ptp(predicted, axis=0)))[:_FEW_CLASSES])
 
 
 def _shares(numbers: Integers, coloured: Integers, ends: Integers) -> list[list[float]]:

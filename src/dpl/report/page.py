@@ -15,7 +15,7 @@ from dpl.core.errors import DataError
 from dpl.core.files import write_file
 from dpl.data.images import EXTENSIONS
 from dpl.report import summary
-from dpl.report.chart_data import chart_data, line_styles
+from dpl.report.chart_data import chart_data
 from dpl.report.predictions import joined
 from dpl.report.runs import Experiment, Run
 from dpl.report.samples import Samples
@@ -59,7 +59,6 @@ def _view(experiment: Experiment) -> dict[str, Any]:
         "experiment": experiment,
         "table": table,
         "chosen": chosen,
-        "styles": line_styles(experiment),
         "drawn": drawn,
         "samples": samples,
         "costs": summary.costs(experiment),

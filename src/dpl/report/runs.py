@@ -108,13 +108,10 @@ class _CheckedStore(Store):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.sound: dict[str, Unit] = {}
-        self.damage: list[Item] = []
-        for folder in sorted((root / "units").glob("*")):
-            if folder.name.startswith("."):
-                text = "a draft: its process was ended while it was writing; the unit will be run again"
-                self.damage.append(Item(folder.name, text))
-            else:
-                self._check(folder)
+        draft = "a draft: its process was ended while it was writing; the unit will be run again"
+        self.damage = [Item(folder.name, draft) for folder in sorted((root / "units").glob(".*"))]
+        for folder in sorted((root / "units").glob("[!.]*")):
+            self._check(folder)
 
     def done(self, unit: Unit) -> bool:
         """Return whether the figures of a unit are those that were written."""

@@ -30,9 +30,7 @@ class Samples:
         self.pictures: list[tuple[str, str]] = []
         # Why there are no pictures, or fewer than there could be.
         self.reason = "" if experiment.data else "the data folder is not here; name it with --data DIR"
-        self.shown = [
-            [self._of_kinds(method, stream) for method in experiment.methods] for stream in experiment.streams
-        ]
+        self.shown = [[self._of_kinds(m, stream) for m in experiment.methods] for stream in experiment.streams]
         """By stream and method: kind -> [picture, true class or None, source's prediction, own, confidence]."""
 
     def _of_kinds(self, method: str, stream: str) -> dict[str, list[list[Any]]]:

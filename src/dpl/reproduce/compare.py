@@ -17,6 +17,9 @@ from dpl.reproduce.paper import Figure, Place, Row, Table
 
 __all__ = ["Column", "ComparisonTable", "compare", "oracle", "seed_means"]
 
+Cell = tuple[str, str]  # method and column
+Figures = Sequence[Figure | None]
+Values = dict[Cell, Figure]
 _MARKS = [*ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))]  # a, b ... z, aa, ab ...
 _WIDE = 8  # a table with more columns leaves out groups in which nothing was measured
 _LAST_DIGIT = "The printed cells' mean rounds to another last digit; unrounded cells could give the printed one."
@@ -50,9 +53,6 @@ class Column:
         return ", ".join(filter(None, (coverage, images)))
 
 
-Figures = Sequence[Figure | None]
-
-
 @dataclass(frozen=True)
 class ComparisonRow:
     """One method, a figure for each column: `label` is its name in the paper, empty for one that the paper lacks."""
@@ -81,10 +81,6 @@ class ComparisonTable:
             yield row.name, "" if row.label.lower() == row.name.lower() else row.label, "measured", row.measured
             if any(row.reported):
                 yield "", "", "reported", row.reported
-
-
-Cell = tuple[str, str]  # method and column
-Values = dict[Cell, Figure]
 
 
 def oracle(table: Table, rows: Sequence[Row]) -> ComparisonTable | None:
@@ -120,10 +116,7 @@ def compare(table: Table, rows: Sequence[Row], figure: str = "accuracy", title: 
 def seed_means(
     rows: Sequence[Row], place: Place, figure: str = "accuracy", *, as_error: bool = False
 ) -> dict[Cell, SeedMeans]:
-    """Return one value per seed for every method and column that has a measurement.
-
-    Only seeds that ran on the same streams are averaged: those with most of them, of equals those of the earliest.
-    """
+    """Return one value per seed for every method and column that has a measurement."""
     placed = [
         {**row, "cell": found[0], "stream": found[1], "value": 100 - row[figure] if as_error else row[figure]}
         for row in rows
@@ -146,7 +139,7 @@ def _cell(streams: pd.DataFrame) -> SeedMeans:
             "experiment file"
         )
     table = once.pivot(index="seed", columns="stream", values="value")
-    there = table.notna()
+    there = table.notna()  # only seeds that ran on the same streams are averaged: those with most, of equals the first
     fullest: Any = there.sum(axis=1).idxmax()
     values = table[there.eq(there.loc[fullest]).all(axis=1)].mean(axis=1)
     images = int(once.loc[once["seed"] == fullest, "n"].sum())

@@ -1,7 +1,4 @@
-"""A finished comparison: tables, what is missing, what differs from the paper, how it was obtained; written as text.
-
-Markdown and LaTeX come from templates, JSON from the fields; a file is written whole or not at all.
-"""
+"""A finished comparison and how it was obtained: Markdown and LaTeX come from templates, JSON from the fields."""
 
 import dataclasses
 import json
@@ -64,7 +61,9 @@ class Document:
 
 def how_measured(rows: Sequence[Row]) -> dict[str, tuple[Any, ...]]:
     """Return what a document says of how the rows were obtained."""
-    return {"protocol": _protocol(rows), "settings": _settings(rows), "versions": _versions(rows)}
+    names = dict.fromkeys(name for row in rows for name in row["versions"])
+    versions = tuple(f"{name} {_listed((row['versions'].get(name) for row in rows), ' or ')}" for name in names)
+    return {"protocol": _protocol(rows), "settings": _settings(rows), "versions": versions}
 
 
 def _protocol(rows: Sequence[Row]) -> tuple[Item, ...]:
@@ -102,12 +101,6 @@ def _settings(rows: Sequence[Row]) -> tuple[Item, ...]:
         text = f"method {first['method']}" + (f"; {', '.join(values)}; {outputs}" if values else "")
         items.append(Item(label, text))
     return tuple(items)
-
-
-def _versions(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return the versions that took part, each with all its values."""
-    names = dict.fromkeys(name for row in rows for name in row["versions"])
-    return tuple(f"{name} {_listed((row['versions'].get(name) for row in rows), ' or ')}" for name in names)
 
 
 def differences(rows: Sequence[Row], layout: Layout) -> tuple[str, ...]:

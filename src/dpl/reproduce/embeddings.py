@@ -33,7 +33,6 @@ Styles = Mapping[str, Points]  # of each source domain, then of a target's `conf
 _DIMENSIONS, _PERPLEXITY = 50, 30.0
 _NEIGHBOURS = 5
 _METHODS = ("source", "pl", "dpl")  # of figure 2
-_CLASS_MARKERS = "os^Dv<P"
 _MOST_POINTS = 1000
 _CONFIDENCE = 0.9
 _MOST_SOURCE, _MOST_TARGET = 200, 600  # images of figure 3
@@ -200,8 +199,7 @@ def draw_features(targets: Mapping[str, Target], classes: Sequence[str], note: s
 
 
 def _scatter_classes(axis: Any, features: Features | None, classes: Sequence[str]) -> None:
-    looks = zip(LOOK["classes"], _CLASS_MARKERS, strict=True)
-    styles = [{"s": 9, "alpha": 0.75, "linewidths": 0, "color": shade, "marker": marker} for shade, marker in looks]
+    styles = [{"s": 9, "alpha": 0.75, "linewidths": 0, "color": own[0], "marker": own[1]} for own in LOOK["classes"]]
     groups = {}
     if features is not None:
         groups = {name: features.places[features.labels == number] for number, name in enumerate(classes)}

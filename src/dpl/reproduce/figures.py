@@ -10,7 +10,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpl.core.errors import DataError
-from dpl.network.split import SCOPES
 from dpl.reproduce.compare import seed_means
 from dpl.reproduce.document import Picture, differences, how_measured, write
 from dpl.reproduce.paper import PLACES, Layout, Row
@@ -29,7 +28,6 @@ Lines = Mapping[tuple[str, str], pd.DataFrame]
 Panels = Mapping[str, Lines]
 Look = Callable[[str, str], dict[str, Any]]  # returns how the line of a group and a method is drawn
 _LAYOUT = Layout(PLACES["set"], networks={"": "resnet50"})  # the network of every figure
-_RANGES = dict(zip(SCOPES, ("BN", "classifier", "features", "all"), strict=True))
 _LEAST_SPAN = 10.0  # percentage points
 
 
@@ -136,11 +134,11 @@ def _panels(rows: Sequence[Row], panel_of: Callable[[Row, str], str], x_of: Call
 def _x_order(values: Iterable[Any]) -> list[Any]:
     """Return the values of x in rising order, ranges of parameters from few to all."""
     found = set(values)
-    return [scope for scope in SCOPES if scope in found] or sorted(found)
+    return [scope for scope in LOOK["ranges"] if scope in found] or sorted(found)
 
 
 def _value_name(x: Any) -> str:
-    return _RANGES[x] if isinstance(x, str) else f"{x:g}"
+    return str(LOOK["ranges"][x]) if isinstance(x, str) else f"{x:g}"
 
 
 def _draw_panels(panels: Panels, words: Sequence[Mapping[str, str]], look: Look, width: float, note: str) -> Any:

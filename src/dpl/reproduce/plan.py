@@ -24,6 +24,7 @@ from dpl.reproduce.paper import Place, Row
 
 __all__ = ["Experiment", "Request", "Result", "problem", "run_experiment"]
 
+Watch = Callable[[str, Sequence[Cell], Store], AbstractContextManager[OnProgress]]
 _QUICK_IMAGES, _QUICK_BATCHES = 200, 5  # of each stream, whichever are more: one batch shows every method equal
 _QUICK = (
     "Made with --quick, a few batches of each stream and no search: it shows that everything runs, and its figures "
@@ -33,8 +34,6 @@ _ONE_BATCH = (
     "One batch shows nothing about the methods, because each predicts a batch before it adapts to it; longer streams "
     "tell them apart."
 )
-
-Watch = Callable[[str, Sequence[Cell], Store], AbstractContextManager[OnProgress]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +65,8 @@ class Request:
 
     def anonymous(self, text: str) -> str:
         """Return a text without this machine's folders: what is written may be handed on."""
-        folders = {"DATA": self.data, "WEIGHTS": self.weights, "STORE": self.store, "OUT": self.out}
-        if self.config is not None:
-            folders["CONFIG"] = self.config.parent
+        configs = self.config.parent if self.config else Path()
+        folders = {"DATA": self.data, "WEIGHTS": self.weights, "STORE": self.store, "OUT": self.out, "CONFIG": configs}
         absolute = {name: str(path) for name, path in folders.items() if path.is_absolute() and len(path.parts) > 1}
         for name, path in sorted(absolute.items(), key=lambda entry: -len(entry[1])):  # inner folders first
             text = re.sub(rf"{re.escape(path)}(?![\w-])", name, text)

@@ -73,7 +73,8 @@ def _make_supervised(request: Request) -> Result:
         missing = [item for item in found if item is not None][:1]
     if request.run and not missing:
         for spec in specs:
-            _train(spec, request)
+            tell = partial(_tell, spec, request)
+            train_supervised(spec, data=request.data, out=_folder(spec, request), on_epoch=tell)
     records = {spec: read_json(_folder(spec, request) / "train.json") for spec in specs}
     runs = {spec: record for spec, record in records.items() if record.get("result")}
     missing = missing or [Item(_title(spec), "not run") for spec in specs if spec not in runs]
@@ -108,14 +109,11 @@ def _folder(spec: SupervisedSpec, request: Request) -> Path:
     return request.store / "supervised" / group / f"{spec.loss}_{spec.seed}"
 
 
-def _train(spec: SupervisedSpec, request: Request) -> None:
-    def tell(entry: dict[str, Any]) -> None:
-        request.say(
-            f"{_title(spec)}: epoch {entry['epoch'] + 1}/{spec.epochs}, loss {entry['loss']:.3f}, "
-            f"test accuracy {entry['accuracy']:.1f} %, {entry['seconds']:.0f} s"
-        )
-
-    train_supervised(spec, data=request.data, out=_folder(spec, request), on_epoch=tell)
+def _tell(spec: SupervisedSpec, request: Request, entry: dict[str, Any]) -> None:
+    request.say(
+        f"{_title(spec)}: epoch {entry['epoch'] + 1}/{spec.epochs}, loss {entry['loss']:.3f}, "
+        f"test accuracy {entry['accuracy']:.1f} %, {entry['seconds']:.0f} s"
+    )
 
 
 def _supervised_document(runs: dict[SupervisedSpec, dict[str, Any]], missing: list[Item], request: Request) -> Document:

@@ -25,8 +25,7 @@ from dpl.data.sets import normalise_name
 __all__ = ["PLACES", "Figure", "Layout", "Place", "Row", "Table", "load", "network_name", "tables"]
 
 Row = Mapping[str, Any]  # one finished segment as `dpl.bench.cell_rows` returns it
-Place = Callable[[Row], tuple[str, str] | None]
-"""Returns column and stream of a measured row, None for a row that the table has no place for."""
+Place = Callable[[Row], tuple[str, str] | None]  # returns column and stream of a measured row, None: it has no place
 _BACKBONES = {"resnet18": "resnet18", "vit_base_patch16": "vit_b16", "mixer_b16": "mixer_b16"}
 
 
@@ -97,8 +96,7 @@ class Table:
     improvements: Mapping[str, Improvement]
     printed_as: Mapping[str, str]  # the paper's names of the rows
     cells: Mapping[tuple[str, str], Figure]
-    last_digit: frozenset[tuple[str, ...]]
-    """Averages whose last digit is not that of the printed cells' mean, though unrounded cells could give it."""
+    last_digit: frozenset[tuple[str, ...]]  # averages with another last digit than the printed cells' mean
     notes: Sequence[Note]
 
     @property
