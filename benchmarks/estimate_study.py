@@ -30,7 +30,7 @@ import dpl
 from dpl.backbones import create
 from dpl.data.corruptions import corrupt
 from dpl.estimate import EstimateSettings, Watch
-from dpl.estimate.difference import compare
+from dpl.estimate.difference import Comparison, compared
 from dpl.estimate.home import Home
 from dpl.estimate.signals import Window, accuracies, assigned_probability
 from dpl.network.split import logits_of
@@ -239,7 +239,8 @@ def score_window(part: Mapping[str, Any], source: Source) -> dict[str, Any]:
     window = Window(of["source"], of["adapted"], guess["source"] == guess["source_again"],
                     guess["adapted"] == guess["beside"])  # fmt: skip
     found = accuracies(window, source.home.signals(), float(part["anchor"].mean()))
-    blind = compare(window, len(window), len(window), torch.as_tensor(part["shift"][-1]), EstimateSettings())
+    numbers = compared(window, len(window), len(window), torch.as_tensor(part["shift"][-1])).tolist()
+    blind = Comparison.read(len(window), numbers, EstimateSettings())
     both = {key: rivals(of[key], source) for key in ("adapted", "source")}
     estimates: dict[str, Any] = {name: (both["adapted"][name], both["source"][name]) for name in both["source"]}
     estimates |= {"AETTA": (aetta(part), None), "ours": found.shown}

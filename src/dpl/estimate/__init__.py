@@ -6,7 +6,7 @@ method, nor act on what it finds: that is the guard's.
 """
 
 from dpl.estimate.difference import Comparison
-from dpl.estimate.settings import EstimateSettings, given_settings
+from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.watch import WORSE, Estimate, Watch
 
-__all__ = ["WORSE", "Comparison", "Estimate", "EstimateSettings", "Watch", "given_settings"]
+__all__ = ["WORSE", "Comparison", "Estimate", "EstimateSettings", "Watch"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.estimate.difference import compare
+from dpl.estimate.difference import Comparison, compared
 from dpl.estimate.home import Home
 from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.signals import Accuracies, Window, accuracies
@@ -100,8 +100,8 @@ class Watch(Stateful):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything to a copy of `state`, on the model's device."""
-        on_host, device = self.counters(), self.device
-        super().restore({key: value if key in on_host else value.to(device) for key, value in state.items()})
+        super().restore(state)
+        super().move(lambda value: value.to(self.device))
 
     def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
         """Move the source network and the anchors, too."""
@@ -195,7 +195,8 @@ class Watch(Stateful):
         if rows < _FEWEST:
             return Estimate(rows=rows, reason=f"{rows} images were looked at; at least {_FEWEST} are needed")
         if self.home.rows == 0:
-            verdict, reason = self._verdict(compare(self.window, rows, rows, self.shift, self.settings).difference)
+            numbers = compared(self.window, rows, rows, self.shift).tolist()
+            verdict, reason = self._verdict(Comparison.read(rows, numbers, self.settings).difference)
             reason += "; no percentage without labelled source data (calibrate=)"
             return Estimate(rows=rows, verdict=verdict, reason=reason)
         window = self.window

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dpl.core.errors import SettingError
-from dpl.core.settings import make_settings
+from dpl.core.settings import given_settings, make_settings
 from dpl.core.state import Stateful, move_module, part_of
-from dpl.estimate import Estimate, EstimateSettings, Watch, given_settings
+from dpl.estimate import Estimate, EstimateSettings, Watch
 from dpl.guard import Guard, GuardSettings
 from dpl.methods.base import Fact, Method
 from dpl.methods.model_state import ModelState
