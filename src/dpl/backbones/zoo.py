@@ -1,7 +1,4 @@
-"""Networks by name: built in, of timm, `torchvision/<name>`, `package.module:build`, an entry point, or a folder.
-
-`OWN` has the built-in ones, with their normalisation and the origin of their weights.
-"""
+"""Networks by name: built in, of timm, `torchvision/<name>`, `package.module:build`, an entry point, or a folder."""
 
 from collections import OrderedDict
 from collections.abc import Callable

@@ -66,8 +66,7 @@ def full_precision(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
 def cosines(anchors: Tensor, vectors: Tensor, temperature: float = 1.0, rows: Tensor | None = None) -> Tensor:
     """Return cos(anchor_i, vector_j) / temperature, [N, d] and [M, d] -> [N, M], in float32 or better.
 
-    `rows` [R] selects and repeats anchors: the result is then [R, M]. Autocast is switched off: at a temperature of
-    0.01 a bfloat16 cosine would be wrong by 0.4 in the exponent.
+    `rows` [R] selects and repeats anchors: the result is then [R, M]. Autocast is switched off, as in `full_precision`.
     """
     if not temperature > 0:
         raise SettingError(f"temperature={temperature!r}: expected a number above 0 (0.1 is the default of DPL)")

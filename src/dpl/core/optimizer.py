@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, Adam, Optimizer
 
 from dpl.core.errors import SettingError, SnapshotError
+from dpl.core.numerics import is_autocast_on
 from dpl.core.state import undo_changes
 
 __all__ = ["NamedOptimizer", "OptimizerFactory"]
@@ -54,9 +55,7 @@ class NamedOptimizer:
         for parameter in self.parameters.values():
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
-        kind = loss.device.type
-        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        if autocast and torch.get_autocast_dtype(kind) == torch.float16:
+        if is_autocast_on(loss.device) and torch.get_autocast_dtype(loss.device.type) == torch.float16:
             finite = self.gradients_are_finite()
             if read and not bool(finite):
                 return False  # the next step forgets the gradients
@@ -70,10 +69,7 @@ class NamedOptimizer:
         return torch.stack(torch._foreach_norm(gradients)).isfinite().all()
 
     def apply(self, should_step: Tensor | None = None) -> None:
-        """Update by the gradients there are, unless a flag on the device is false; then forget them.
-
-        A step that fails has changed nothing if the optimizer is atomic.
-        """
+        """Update by the gradients there are, unless a flag on the device is false; then forget them."""
         held: Mapping[str, Any] = next(iter(self.optimizer.state.values()), {})
         count = held["step"].clone() if isinstance(held.get("step"), Tensor) else None
         try:
@@ -118,7 +114,7 @@ class NamedOptimizer:
 
     @property
     def is_atomic(self) -> bool:
-        """Whether a step is one kernel that changes all parameters or none."""
+        """Whether a step is one kernel that changes all parameters or, where it fails, none."""
         kinds = {(parameter.dtype, parameter.device) for parameter in self.parameters.values()}
         return self._named and self._is_fused and len(self.optimizer.param_groups) == len(kinds) == 1
 

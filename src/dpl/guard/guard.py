@@ -41,11 +41,7 @@ _log = logging.getLogger("dpl.guard")
 
 
 class Guard(Stateful):
-    """Watches one adapting model; made by `dpl.adapt(..., guard=True)` and found at `model.guard`.
-
-    Attributes:
-        events: the latest events, oldest first.
-    """
+    """Watches one adapting model; made by `dpl.adapt(..., guard=True)` and found at `model.guard`."""
 
     host_reads: ClassVar[int] = 1  # in a step, beside the check of the images and the method's own
 
@@ -63,7 +59,7 @@ class Guard(Stateful):
         self.event_log.declare(**dict.fromkeys(ACTIONS, 0))
         for name in ("rows", "evidence", "event_log"):
             self.declare_part(name, getattr(self, name))
-        self.events: deque[GuardEvent] = deque(maxlen=settings.log)
+        self.events: deque[GuardEvent] = deque(maxlen=settings.log)  # the latest, oldest first
         self._on_event: Callable[[GuardEvent], None] | None = None
         self.good: State = {}  # the last good state of the model; empty if there is none
         self.report: dict[str, Any] = {}

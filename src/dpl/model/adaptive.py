@@ -309,10 +309,7 @@ class AdaptiveModel(nn.Module):
         return self
 
     def _confirm(self, images: Tensor) -> ModelState:
-        """Run one image of a new shape, before anything can change; return the state of the model.
-
-        The first one also shows which layer really makes the logits; if it is not the assumed one, start over.
-        """
+        """Run an image of a new shape before anything can change; start over if another layer makes the logits."""
         if images.shape[1:] in self._shapes:
             return self.state
         as_assumed = self.network.confirm(images)
