@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
 from dpl.estimate.difference import Comparison, compared
-from dpl.estimate.home import Home
 from dpl.estimate.settings import EstimateSettings
-from dpl.estimate.signals import Accuracies, Window, accuracies
+from dpl.estimate.signals import Accuracies, Home, Window, accuracies
 from dpl.methods.model_state import ModelState
 from dpl.methods.parts.norm_rules import UNKNOWN, MeasuredShift
 from dpl.network.norm_control import install
@@ -201,7 +200,7 @@ class Watch(Stateful):
             return Estimate(rows=rows, verdict=verdict, reason=reason)
         window = self.window
         if self._found is None or self._found[0] is not window.adapted:
-            self._found = window.adapted, accuracies(window, self.home.signals(), self.anchor)
+            self._found = window.adapted, accuracies(window, self.home, self.anchor)
         found = self._found[1]
         accuracy, source = found.shown
         low, high = self.home.interval(accuracy, rows)
