@@ -259,7 +259,7 @@ class AdaptiveModel(nn.Module):
         return {
             "source": self.fingerprint,
             "method": self.method.info.name,
-            "settings": self.stored_settings(),
+            "settings": {k: NOT_STORABLE if callable(value) else value for k, value in vars(self.settings).items()},
             "guard": None if self.guard is None else vars(self.guard.settings),
             "estimate": None if self.watch is None else vars(self.watch.settings),
             "classifier": self.network.classifier_name,
@@ -276,10 +276,6 @@ class AdaptiveModel(nn.Module):
         """
         with self._lock:
             return export(self, Path(path), format, images)
-
-    def stored_settings(self) -> dict[str, Any]:
-        """Return the settings as a file can hold them."""
-        return {name: NOT_STORABLE if callable(value) else value for name, value in vars(self.settings).items()}
 
     def train(self, mode: bool = True) -> AdaptiveModel:
         """Do nothing: the method decides which layers behave as in training."""
