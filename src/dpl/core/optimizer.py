@@ -11,7 +11,6 @@ from torch.nn import Parameter
 from torch.optim import SGD, Adam, Optimizer
 
 from dpl.core.errors import SettingError, SnapshotError
-from dpl.core.numerics import is_autocast_on
 from dpl.core.state import undo_changes
 
 __all__ = ["NamedOptimizer", "OptimizerFactory"]
@@ -55,7 +54,9 @@ class NamedOptimizer:
         for parameter in self.parameters.values():
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
-        if is_autocast_on(loss.device) and torch.get_autocast_dtype(loss.device.type) == torch.float16:
+        kind = loss.device.type
+        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if autocast and torch.get_autocast_dtype(kind) == torch.float16:
             finite = self.gradients_are_finite()
             if read and not bool(finite):
                 return False  # the next step forgets the gradients

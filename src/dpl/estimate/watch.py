@@ -35,10 +35,7 @@ _WINDOW = ("source_logits", "adapted_logits", "source_firm", "adapted_firm")  # 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated without labels, from the images that were looked at last; accuracies are in percent.
-
-    Accuracies are None without labelled source data (`calibrate=`): then only the verdict is known.
-    """
+    """Estimated without labels, in percent, from the images looked at last; accuracies need `calibrate=` data."""
 
     accuracy: float | None = None  # of the adapted model
     low: float | None = None  # 90 % interval of it
