@@ -30,9 +30,8 @@ import dpl
 from dpl.backbones import create
 from dpl.data.corruptions import corrupt
 from dpl.estimate import EstimateSettings, Watch
-from dpl.estimate.difference import compare
-from dpl.estimate.home import Home
-from dpl.estimate.signals import Window, accuracies, assigned_probability
+from dpl.estimate.difference import Comparison, compared
+from dpl.estimate.signals import Home, Window, accuracies, assigned_probability
 from dpl.network.split import logits_of
 from dpl.views.shifts import beside_others, shifted_copies, shrunk
 
@@ -238,8 +237,9 @@ def score_window(part: Mapping[str, Any], source: Source) -> dict[str, Any]:
     guess = {key: of[key].argmax(dim=1) for key in ("source", "source_again", "adapted", "beside")}
     window = Window(of["source"], of["adapted"], guess["source"] == guess["source_again"],
                     guess["adapted"] == guess["beside"])  # fmt: skip
-    found = accuracies(window, source.home.signals(), float(part["anchor"].mean()))
-    blind = compare(window, len(window), len(window), torch.as_tensor(part["shift"][-1]), EstimateSettings())
+    found = accuracies(window, source.home, float(part["anchor"].mean()))
+    numbers = compared(window, len(window), len(window), torch.as_tensor(part["shift"][-1])).tolist()
+    blind = Comparison.read(len(window), numbers, EstimateSettings())
     both = {key: rivals(of[key], source) for key in ("adapted", "source")}
     estimates: dict[str, Any] = {name: (both["adapted"][name], both["source"][name]) for name in both["source"]}
     estimates |= {"AETTA": (aetta(part), None), "ours": found.shown}

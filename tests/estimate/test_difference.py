@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from dpl.estimate import EstimateSettings
-from dpl.estimate.difference import Comparison
-from dpl.estimate.difference import compare as compare_window
+from dpl.estimate.difference import Comparison, compared
 from dpl.estimate.signals import Window
 from dpl.methods.parts.norm_rules import UNKNOWN
 
 
 def compare(window: Window, rows: int, memory: int, shift: float = UNKNOWN) -> Comparison:
-    return compare_window(window, rows, memory, torch.tensor(shift), EstimateSettings())
+    numbers = compared(window, rows, memory, torch.tensor(shift)).tolist()
+    return Comparison.read(min(rows, len(window)), numbers, EstimateSettings())
 
 
 def by_hand(window: Window, rows: int, memory: int) -> float:

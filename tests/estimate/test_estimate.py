@@ -12,7 +12,7 @@ from abuse import streams
 from abuse.subjects import adapted as adapted_model
 from abuse.subjects import methods
 from dpl.core.errors import SettingError
-from dpl.estimate.signals import Accuracies, Signals, Window, accuracies
+from dpl.estimate.signals import Accuracies, Home, Window, accuracies
 from parity.tiny import source_images
 
 
@@ -165,7 +165,9 @@ def test_the_scale_of_the_adapted_logits_does_not_matter() -> None:
     source = 4 * torch.randn(300, 10, generator=generator)
     adapted = source + torch.randn(300, 10, generator=generator)
     firm = torch.rand(300, generator=generator) < 0.9
-    home = Signals(0.1, 1.5, torch.full((10,), 0.1))
+    home = Home()
+    home.rows, home.accuracy, home.firmness = 100, 0.8, 0.77
+    home.temperature, home.balance = 1.5, torch.full((10,), 0.1)
     found = [accuracies(Window(source, scale * adapted, firm, firm), home) for scale in (1.0, 0.01, 50.0)]
     assert found[1].adapted == pytest.approx(found[2].adapted, abs=1e-4)
     assert found[1].adapted == pytest.approx(found[0].adapted, abs=0.02)

@@ -59,8 +59,7 @@ class _PaddedShortcut(nn.Module):
         self._stride, self._padding = stride, (outputs - inputs) // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._stride > 1:
-            x = x[:, :, :: self._stride, :: self._stride]
+        x = x[:, :, :: self._stride, :: self._stride]
         return F.pad(x, (0, 0, 0, 0, self._padding, self._padding)) if self._padding else x
 
 
@@ -176,10 +175,7 @@ class WideResNet(_StagedNetwork):
 
 
 class ResNeXt29(_StagedNetwork):
-    """ResNeXt-29 (Xie et al., 2017), 4 x 32d: three stages of three bottlenecks, 64 to 1,024 channels.
-
-    Parameter names are those of AugMix and RobustBench.
-    """
+    """ResNeXt-29 (Xie et al., 2017), 4 x 32d: three stages of three bottlenecks, 1,024 features; AugMix's names."""
 
     def __init__(self, num_classes: int) -> None:
         stem = {"conv_1_3x3": conv3x3(3, 64), "bn_1": nn.BatchNorm2d(64), "relu": nn.ReLU()}

@@ -1,7 +1,4 @@
-"""Networks by name: built in, of timm, `torchvision/<name>`, `package.module:build`, an entry point, or a folder.
-
-`OWN` has the built-in ones, with their normalisation and the origin of their weights.
-"""
+"""Networks by name: built in, of timm, `torchvision/<name>`, `package.module:build`, an entry point, or a folder."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -97,10 +94,7 @@ def create(
 
 
 def available(pattern: str = "*") -> list[str]:
-    """Return the names for `create` that match `pattern`, such as `resnet*`: the built-in networks first.
-
-    Names of timm and torchvision are included if those packages are installed.
-    """
+    """Return the names that `create` knows and `pattern` matches: built in, then timm's and torchvision's if there."""
     names = [*OWN, *entry_points(_GROUP)]
     with suppress(MissingExtraError):  # timm needs torchvision
         names += [*optional("timm", "bench").list_models(), *_torchvision_names()]

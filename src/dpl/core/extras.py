@@ -40,10 +40,7 @@ def optional(name: str, extra: str) -> ModuleType:
 
 
 def import_object(path: str) -> Any:
-    """Import `package.module` or `package.module:name`, of the user's own; the working directory counts.
-
-    It runs that module, as any import does.
-    """
+    """Import (and run) `package.module` or `package.module:name`, of the user's own; the working directory counts."""
     module, _, name = path.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

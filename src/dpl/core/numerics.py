@@ -1,6 +1,6 @@
-"""Numerics that several rooms share: precision, cosines, moments of feature maps, and reading on the host."""
+"""Numerics that several rooms share: precision, cosines, moments of feature maps, finiteness, reading on the host."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from itertools import islice
@@ -14,11 +14,14 @@ from torch.autograd.function import once_differentiable
 from dpl.core.errors import InputError, SettingError
 
 __all__ = [
-    "at_least_float32", "cosines", "full_precision", "is_autocast_on", "read_together", "variance_and_mean",
-    "without_autocast",
+    "all_finite", "are_finite", "at_least_float32", "bounds", "cosines", "full_precision", "is_autocast_on",
+    "nonfinite_as_zeros", "nonfinite_rows", "read_together", "variance_and_mean", "without_autocast",
 ]  # fmt: skip
 
 P = ParamSpec("P")
+
+_SMALL = 4096  # values of a tensor; a call for each smaller one would cost more than looking at what is in it
+_HUGE = 1e30  # the next sum or square overflows
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -63,8 +66,7 @@ def full_precision(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
 def cosines(anchors: Tensor, vectors: Tensor, temperature: float = 1.0, rows: Tensor | None = None) -> Tensor:
     """Return cos(anchor_i, vector_j) / temperature, [N, d] and [M, d] -> [N, M], in float32 or better.
 
-    `rows` [R] selects and repeats anchors: the result is then [R, M]. Autocast is switched off: at a temperature of
-    0.01 a bfloat16 cosine would be wrong by 0.4 in the exponent.
+    `rows` [R] selects and repeats anchors: the result is then [R, M]. Autocast is switched off, as in `full_precision`.
     """
     if not temperature > 0:
         raise SettingError(f"temperature={temperature!r}: expected a number above 0 (0.1 is the default of DPL)")
@@ -105,3 +107,35 @@ class _Moments(torch.autograd.Function):
         maps, mean = ctx.saved_tensors
         slope = of_variance * (2 / ctx.freedom)
         return torch.addcmul(of_mean / ctx.count - slope * mean, maps, slope), None, None
+
+
+@torch.no_grad()
+def bounds(values: Iterable[object]) -> Tensor:
+    """Return the smallest and largest values of all floating-point tensors, for `are_finite`; NaN is both."""
+    floats = [x for x in values if isinstance(x, Tensor) and x.is_floating_point() and x.numel() > 0]
+    if not floats:
+        return torch.empty(0)
+    device = floats[0].device
+    small = [value.flatten().to(device) for value in floats if value.numel() <= _SMALL]
+    tensors = [*([torch.cat(small)] if small else []), *(value for value in floats if value.numel() > _SMALL)]
+    return torch.cat([torch.stack(torch.aminmax(value)).to(device, torch.float64) for value in tensors])
+
+
+def are_finite(bounds: Iterable[float]) -> bool:
+    """Say whether values between these bounds, read on the host, are finite and not huge."""
+    return all(abs(bound) <= _HUGE for bound in bounds)
+
+
+def all_finite(values: Iterable[object]) -> bool:
+    """Say whether all floating-point tensors are finite and not huge; the host waits once."""
+    return are_finite(bounds(values).tolist())
+
+
+def nonfinite_rows(logits: Tensor) -> list[int]:
+    """Return the rows that are not finite, read on the host."""
+    return [row for row, finite in enumerate(logits.isfinite().all(dim=1).tolist()) if not finite]
+
+
+def nonfinite_as_zeros(logits: Tensor) -> Tensor:
+    """Replace rows that are not finite by zeros."""
+    return torch.where(logits.isfinite().all(dim=1, keepdim=True), logits, torch.zeros_like(logits))

@@ -70,10 +70,7 @@ class NamedOptimizer:
         return torch.stack(torch._foreach_norm(gradients)).isfinite().all()
 
     def apply(self, should_step: Tensor | None = None) -> None:
-        """Update by the gradients there are, unless a flag on the device is false; then forget them.
-
-        A step that fails has changed nothing if the optimizer is atomic.
-        """
+        """Update by the gradients there are, unless a flag on the device is false; then forget them."""
         held: Mapping[str, Any] = next(iter(self.optimizer.state.values()), {})
         count = held["step"].clone() if isinstance(held.get("step"), Tensor) else None
         try:
@@ -118,7 +115,7 @@ class NamedOptimizer:
 
     @property
     def is_atomic(self) -> bool:
-        """Whether a step is one kernel that changes all parameters or none."""
+        """Whether a step is one kernel that changes all parameters or, where it fails, none."""
         kinds = {(parameter.dtype, parameter.device) for parameter in self.parameters.values()}
         return self._named and self._is_fused and len(self.optimizer.param_groups) == len(kinds) == 1
 

@@ -7,11 +7,7 @@ __all__ = ["Random"]
 
 
 class Random:
-    """A generator on the host, shared by a method and its parts.
-
-    Numbers are drawn on the host and sent to `device`. So a seed gives the same numbers on every device, and a state
-    travels between them.
-    """
+    """A generator on the host: a seed gives the same numbers on every device, and a state travels between them."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.generator = torch.Generator().manual_seed(seed)

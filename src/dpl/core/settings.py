@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_ty
 
 from dpl.core.errors import SettingError, did_you_mean
 
-__all__ = ["Checked", "describe", "make_settings", "setting", "whole_number"]
+__all__ = ["Checked", "describe", "given_settings", "make_settings", "setting", "whole_number"]
 
 C = TypeVar("C", bound="Checked")
 
@@ -66,6 +66,18 @@ def make_settings(kind: type[C], owner: str, values: Mapping[str, Any]) -> C:
         if name not in valid:
             raise SettingError(f"{owner} has no setting {name!r}. {did_you_mean(str(name), valid)}")
     return kind(**values)
+
+
+def given_settings(kind: type[C], name: str, given: bool | C | Mapping[str, Any] | None) -> C | None:
+    """Return the settings that `guard=` or `estimate=` asks for: False or None for none, True for the defaults."""
+    if given is None or given is False:
+        return None
+    if isinstance(given, kind):
+        return given
+    if given is not True and not isinstance(given, Mapping):
+        expected = f"True, False, dpl.{name}.{kind.__name__} or a mapping of its fields"
+        raise SettingError(f"{name}={given!r}: expected {expected}")
+    return make_settings(kind, f"the {name}", {} if given is True else given)
 
 
 def describe(kind: type[Checked]) -> list[tuple[str, Any, str]]:

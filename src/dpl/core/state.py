@@ -158,10 +158,8 @@ def undo_changes(tensors: Sequence[Tensor]) -> Callable[[], None]:
 
 
 def move_module(module: nn.Module, transfer: Callable[[Tensor], Tensor]) -> None:
-    """Apply a transfer to a module and keep its parameters the same objects: optimizers and methods refer to them.
-
-    Torch does that by itself except where the new device has tensors of another kind (meta, XLA).
-    """
+    """Apply a transfer to a module and keep its parameters the same objects: optimizers and methods refer to them."""
+    # Torch does that by itself except where the new device has tensors of another kind (meta, XLA).
     first = next(module.parameters(), None)
     alike = first is None or torch._has_compatible_shallow_copy_type(first, transfer(first.detach().flatten()[:0]))
     swaps = torch.__future__.get_swap_module_params_on_conversion()

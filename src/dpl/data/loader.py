@@ -109,7 +109,7 @@ def training_batches(
     workers: int = 0,
     prefetch: int = 2,
     on_error: str = "raise",
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Yield batches without end: `per_domain` images of each set, drawn with replacement, the sets one after the other.
 
     Step k depends only on the seed and k, so that `start_step` resumes a run exactly. With `rows`, only these rows of
@@ -165,7 +165,7 @@ def _draw(sets: Sequence[ImageSet], per_domain: int, seed: int, step: int) -> li
 
 def _decoded(
     steps: Iterable[list[_Pick]], transform: Transform, size: int, workers: int, prefetch: int, on_error: str
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Read image by image across batches, so that no thread waits for the last image of a batch."""
     picks = (pick for step in steps for pick in step)
     read = in_order(lambda pick: (pick, pick.read(transform)), picks, workers=workers, ahead=prefetch * size)

@@ -18,7 +18,7 @@ from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.signals import Window
 from dpl.methods.parts.norm_rules import UNKNOWN
 
-__all__ = ["Comparison", "compare", "compared"]
+__all__ = ["Comparison", "compared"]
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,8 @@ class Comparison:
         return cls(rows, difference, disagreement, firm, source_firm, own, other, known)
 
 
-def compare(window: Window, rows: int, memory: int, shift: Tensor, settings: EstimateSettings) -> Comparison:
-    """Compare both models on the last `rows` of a window; count classes over the last `memory` of them."""
-    return Comparison.read(min(rows, len(window)), compared(window, rows, memory, shift).tolist(), settings)
-
-
 def compared(window: Window, rows: int, memory: int, shift: Tensor) -> Tensor:
-    """Compare, and leave the numbers on the device [9], to be read together with others."""
+    """Compare models on the last `rows` of a window, and classes over `memory` of them; return numbers for `read`."""
     new, old = window.last(rows), window.last(max(rows, memory))
     differ = new.source.argmax(dim=1) != new.adapted.argmax(dim=1)
     shares = [share.double().mean() for share in (differ, new.adapted_firm, new.source_firm)]

@@ -1,15 +1,11 @@
 """Settings of the estimate."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
-from dpl.core.errors import SettingError
-from dpl.core.settings import Checked, make_settings, setting
+from dpl.core.settings import Checked, setting
 
-__all__ = ["EstimateSettings", "given_settings"]
-
-S = TypeVar("S", bound=Checked)
+__all__ = ["EstimateSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +23,3 @@ class EstimateSettings(Checked):
         0.016, "shift of the images, in variances of the source's, up to which the source model is believed", low=0
     )
     margin: float = setting(0.02, "difference of accuracy below which the verdict is 'unsure'", low=0, high=1)
-
-
-def given_settings(kind: type[S], name: str, given: bool | S | Mapping[str, Any] | None) -> S | None:
-    """Return the settings that `guard=` or `estimate=` asks for: False or None for none, True for the defaults."""
-    if given is None or given is False:
-        return None
-    if isinstance(given, kind):
-        return given
-    if given is not True and not isinstance(given, Mapping):
-        expected = f"True, False, dpl.{name}.{kind.__name__} or a mapping of its fields"
-        raise SettingError(f"{name}={given!r}: expected {expected}")
-    return make_settings(kind, f"the {name}", {} if given is True else given)

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.estimate.difference import compare
-from dpl.estimate.home import Home
+from dpl.estimate.difference import Comparison, compared
 from dpl.estimate.settings import EstimateSettings
-from dpl.estimate.signals import Accuracies, Window, accuracies
+from dpl.estimate.signals import Accuracies, Home, Window, accuracies
 from dpl.methods.model_state import ModelState
 from dpl.methods.parts.norm_rules import UNKNOWN, MeasuredShift
 from dpl.network.norm_control import install
@@ -36,10 +35,7 @@ _WINDOW = ("source_logits", "adapted_logits", "source_firm", "adapted_firm")  # 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated without labels, from the images that were looked at last; accuracies are in percent.
-
-    Accuracies are None without labelled source data (`calibrate=`): then only the verdict is known.
-    """
+    """Estimated without labels, in percent, from the images looked at last; accuracies need `calibrate=` data."""
 
     accuracy: float | None = None  # of the adapted model
     low: float | None = None  # 90 % interval of it
@@ -100,8 +96,8 @@ class Watch(Stateful):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything to a copy of `state`, on the model's device."""
-        on_host, device = self.counters(), self.device
-        super().restore({key: value if key in on_host else value.to(device) for key, value in state.items()})
+        super().restore(state)
+        super().move(lambda value: value.to(self.device))
 
     def move(self, transfer: Callable[[Tensor], Tensor]) -> None:
         """Move the source network and the anchors, too."""
@@ -195,12 +191,13 @@ class Watch(Stateful):
         if rows < _FEWEST:
             return Estimate(rows=rows, reason=f"{rows} images were looked at; at least {_FEWEST} are needed")
         if self.home.rows == 0:
-            verdict, reason = self._verdict(compare(self.window, rows, rows, self.shift, self.settings).difference)
+            numbers = compared(self.window, rows, rows, self.shift).tolist()
+            verdict, reason = self._verdict(Comparison.read(rows, numbers, self.settings).difference)
             reason += "; no percentage without labelled source data (calibrate=)"
             return Estimate(rows=rows, verdict=verdict, reason=reason)
         window = self.window
         if self._found is None or self._found[0] is not window.adapted:
-            self._found = window.adapted, accuracies(window, self.home.signals(), self.anchor)
+            self._found = window.adapted, accuracies(window, self.home, self.anchor)
         found = self._found[1]
         accuracy, source = found.shown
         low, high = self.home.interval(accuracy, rows)

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from dpl.core.state import Stateful
 from dpl.estimate import Comparison
 
-__all__ = ["ACTIONS", "EventLog", "GuardEvent"]
+__all__ = ["ACTIONS", "GuardEvent"]
 
 ACTIONS = {
     "set_aside": "an image has a value that is not finite or too large: excluded, the others are predicted without it",
@@ -29,11 +28,3 @@ class GuardEvent:
     def alarm(self) -> bool:
         """Say whether the event deserves attention."""
         return self.action == "freeze"
-
-
-class EventLog(Stateful):
-    """How often each action was taken; the counts are part of the model's state, the events are not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.declare(**dict.fromkeys(ACTIONS, 0))

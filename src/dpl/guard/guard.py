@@ -22,13 +22,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dpl.core.numerics import read_together
+from dpl.core.numerics import all_finite, are_finite, bounds, nonfinite_as_zeros, nonfinite_rows, read_together
 from dpl.core.state import Stateful, part_of
 from dpl.estimate import Comparison, Watch
 from dpl.estimate.difference import compared
-from dpl.guard.events import ACTIONS, EventLog, GuardEvent
+from dpl.guard.events import ACTIONS, GuardEvent
 from dpl.guard.evidence import Evidence
-from dpl.guard.finite import all_finite, are_finite, bounds, nonfinite_as_zeros, nonfinite_rows
 from dpl.guard.inputs import RowCheck, RowCheckResult, spread, without
 from dpl.guard.settings import GuardSettings
 from dpl.methods.model_state import ModelState, State, stays_on_host
@@ -42,11 +41,7 @@ _log = logging.getLogger("dpl.guard")
 
 
 class Guard(Stateful):
-    """Watches one adapting model; made by `dpl.adapt(..., guard=True)` and found at `model.guard`.
-
-    Attributes:
-        events: the latest events, oldest first.
-    """
+    """Watches one adapting model; made by `dpl.adapt(..., guard=True)` and found at `model.guard`."""
 
     host_reads: ClassVar[int] = 1  # in a step, beside the check of the images and the method's own
 
@@ -60,10 +55,11 @@ class Guard(Stateful):
         self.settings, self.watch = settings, watch
         self.declare(batches=0, disagreement=0.0, glanced=0, differing=0)
         self.rows, self.evidence = RowCheck(settings), Evidence(settings)
-        self.event_log = EventLog()
+        self.event_log = Stateful()  # how often each action was taken; the events themselves are no state
+        self.event_log.declare(**dict.fromkeys(ACTIONS, 0))
         for name in ("rows", "evidence", "event_log"):
             self.declare_part(name, getattr(self, name))
-        self.events: deque[GuardEvent] = deque(maxlen=settings.log)
+        self.events: deque[GuardEvent] = deque(maxlen=settings.log)  # the latest, oldest first
         self._on_event: Callable[[GuardEvent], None] | None = None
         self.good: State = {}  # the last good state of the model; empty if there is none
         self.report: dict[str, Any] = {}

@@ -59,8 +59,10 @@ class RowCheck(Stateful):
         limit = min(self.settings.max_peak_factor * usual, _ABSURD)
         low, high = self.settings.low, self.settings.high
         accepted = (peak <= limit) & (low is None or smallest >= low) & (high is None or largest <= high)
-        refused = {row: _reason(float(smallest[row]), float(largest[row]), limit) for row in _where(~accepted)}
-        reasons = {row: COPY if bool(varies[row]) else CONSTANT for row in _where(accepted & (useful == 0))}
+        bad = (~accepted).nonzero().flatten().tolist()
+        useless = (accepted & (useful == 0)).nonzero().flatten().tolist()
+        refused = {row: _reason(float(smallest[row]), float(largest[row]), limit) for row in bad}
+        reasons = {row: COPY if bool(varies[row]) else CONSTANT for row in useless}
         return RowCheckResult(refused, reasons, max(usual, _median(peak[accepted])))
 
     def update_peak(self, result: RowCheckResult) -> None:
@@ -93,10 +95,6 @@ def _copies(flat: Tensor) -> Tensor:
     gap = order.values.diff()
     equal = gap <= _EQUAL * order.values[1:].abs().clamp(min=1.0)
     return torch.zeros(len(flat), dtype=torch.bool, device=flat.device).index_copy(0, order.indices[1:], equal)
-
-
-def _where(marked: Tensor) -> list[int]:
-    return [row for row, value in enumerate(marked.tolist()) if value]
 
 
 def _median(peaks: Tensor) -> float:

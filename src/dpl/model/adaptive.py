@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dpl.core.errors import SettingError
-from dpl.core.settings import make_settings
+from dpl.core.settings import given_settings, make_settings
 from dpl.core.state import Stateful, move_module, part_of
-from dpl.estimate import Estimate, EstimateSettings, Watch, given_settings
+from dpl.estimate import Estimate, EstimateSettings, Watch
 from dpl.guard import Guard, GuardSettings
 from dpl.methods.base import Fact, Method
 from dpl.methods.model_state import ModelState
@@ -259,7 +259,7 @@ class AdaptiveModel(nn.Module):
         return {
             "source": self.fingerprint,
             "method": self.method.info.name,
-            "settings": self.stored_settings(),
+            "settings": {k: NOT_STORABLE if callable(value) else value for k, value in vars(self.settings).items()},
             "guard": None if self.guard is None else vars(self.guard.settings),
             "estimate": None if self.watch is None else vars(self.watch.settings),
             "classifier": self.network.classifier_name,
@@ -276,10 +276,6 @@ class AdaptiveModel(nn.Module):
         """
         with self._lock:
             return export(self, Path(path), format, images)
-
-    def stored_settings(self) -> dict[str, Any]:
-        """Return the settings as a file can hold them."""
-        return {name: NOT_STORABLE if callable(value) else value for name, value in vars(self.settings).items()}
 
     def train(self, mode: bool = True) -> AdaptiveModel:
         """Do nothing: the method decides which layers behave as in training."""
@@ -309,10 +305,7 @@ class AdaptiveModel(nn.Module):
         return self
 
     def _confirm(self, images: Tensor) -> ModelState:
-        """Run one image of a new shape, before anything can change; return the state of the model.
-
-        The first one also shows which layer really makes the logits; if it is not the assumed one, start over.
-        """
+        """Run an image of a new shape before anything can change; start over if another layer makes the logits."""
         if images.shape[1:] in self._shapes:
             return self.state
         as_assumed = self.network.confirm(images)

@@ -13,7 +13,7 @@ from dpl.network.network import Network
 from dpl.network.norm_control import RunningStatistics
 from dpl.network.split import logits_of
 
-__all__ = ["LAYOUTS", "SMALL_SIDE", "channels_last", "choose_layout", "rule_for"]
+__all__ = ["LAYOUTS", "SMALL_SIDE", "channels_last", "choose_layout"]
 
 LAYOUTS = ("auto", "timed", "as_is", "channels_last")
 SMALL_SIDE = 64  # pixels; below it the layout hardly matters
@@ -27,11 +27,12 @@ def channels_last(value: Tensor) -> Tensor:
 
 def choose_layout(layout: str, network: Network, images: Tensor) -> str:
     """Return the layout that "auto" or "timed" means for these images: by the rule, or the faster one."""
-    module = network.module
-    if layout == "auto":
-        return rule_for(module, images)
-    if images.ndim != 4 or not _spatial_weights(module):
+    module, spatial = network.module, _spatial_weights(network.module)
+    if images.ndim != 4 or not spatial:
         return "as_is"
+    if layout == "auto":  # a network that its owner has put into channels-last stays as it is
+        usual = all(weight.is_contiguous() for weight in spatial)
+        return "channels_last" if usual and min(images.shape[2:]) >= SMALL_SIDE else "as_is"
     layouts = {"as_is": Tensor.contiguous, "channels_last": channels_last}
     seconds: dict[str, list[float]] = {name: [] for name in layouts}
     try:
@@ -42,17 +43,6 @@ def choose_layout(layout: str, network: Network, images: Tensor) -> str:
     finally:
         module._apply(Tensor.contiguous)  # type: ignore[no-untyped-call]
     return min(layouts, key=lambda name: min(seconds[name]))
-
-
-def rule_for(module: nn.Module, images: Tensor) -> str:
-    """Return "channels_last" for images of at least 64 pixels a side and a network with spatial convolutions.
-
-    A network that its owner has already put into channels-last stays as it is.
-    """
-    large = images.ndim == 4 and min(images.shape[2:]) >= SMALL_SIDE
-    spatial = _spatial_weights(module)
-    usual = bool(spatial) and all(weight.is_contiguous() for weight in spatial)
-    return "channels_last" if large and usual else "as_is"
 
 
 def _spatial_weights(module: nn.Module) -> list[Tensor]:

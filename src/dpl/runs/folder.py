@@ -180,7 +180,7 @@ class _FolderLoop:
         guard = None if model.guard is None else asdict(model.guard.settings)
         job = notes["job"] if isinstance(notes.get("job"), dict) else {}  # version 0.1 kept a hash
         stored = {"method": manifest["method"], "guard": manifest["guard"]} | job | manifest["settings"]
-        wanted = {"method": model.method.info.name, "guard": guard} | run.identity() | model.stored_settings()
+        wanted = {"method": model.method.info.name, "guard": guard} | run.identity() | model.identity()["settings"]
         other = [name for name, value in json.loads(json.dumps(wanted)).items() if stored.get(name) != value]
         if other:
             raise SnapshotError(
@@ -265,7 +265,7 @@ class _FolderLoop:
         model = self.model
         return {
             "method": model.method.info.name,
-            "settings": model.stored_settings(),
+            "settings": model.identity()["settings"],
             "guard": model.guard is not None,
             "trainable_values": sum(parameter.numel() for parameter in model.method.trainable.values()),
             "versions": environment(),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpl.core.errors import InputError, SnapshotError
-from dpl.guard.finite import nonfinite_rows
+from dpl.core.numerics import nonfinite_rows
 from dpl.model.adaptive import AdaptiveModel
 from dpl.runs.online import send
 from dpl.serve.store import Difference, StreamSnapshot, size_of

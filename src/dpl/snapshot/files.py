@@ -115,10 +115,7 @@ class Savable(Protocol):
 
 
 class SnapshotStore:
-    """The last `keep` snapshots of one model, in one folder.
-
-    `dpl.load(store, network)` restores the newest valid one.
-    """
+    """The last `keep` snapshots of one model, in one folder; `dpl.load(store, network)` takes the newest valid one."""
 
     def __init__(self, folder: str | Path, keep: int = 3) -> None:
         self.folder, self.keep = Path(folder).resolve(), whole_number("keep", keep, least=1)
@@ -130,10 +127,7 @@ class SnapshotStore:
                     clear_drafts(self.folder)
 
     def save(self, model: Savable, notes: Mapping[str, Any] | None = None) -> Path:
-        """Write the next snapshot, then remove all but the last `keep`; return its folder.
-
-        After the return the snapshot survives a crash of the process and of the machine.
-        """
+        """Write the next snapshot, which then survives any crash; remove all but the last `keep`; return its folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with lock(self.folder / _LOCK):
             numbers = [int(path.name) for path in self.all()]
@@ -150,10 +144,7 @@ class SnapshotStore:
         return sorted(found, key=lambda path: int(path.name))
 
     def newest(self) -> Path | None:
-        """Return the newest snapshot whose bytes are unchanged; None if nothing was ever saved.
-
-        A damaged snapshot is named in a warning, and the one before it is taken.
-        """
+        """Return the newest undamaged snapshot, with a warning for each damaged one; None if nothing was ever saved."""
         return self.read()[0] if self.all() else None
 
     def read(self) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:

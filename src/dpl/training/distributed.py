@@ -80,10 +80,7 @@ ALONE = ProcessGroup()
 
 @contextmanager
 def process_group(device: str | None = None) -> Iterator[ProcessGroup]:
-    """Join the processes that `torchrun` started.
-
-    On GPUs, each process uses the GPU with its local rank and NCCL; on CPUs, they use gloo.
-    """
+    """Join the processes that `torchrun` started: by NCCL, each on the GPU of its local rank, or by gloo on CPUs."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield ProcessGroup(device=choose_device(device))
         return

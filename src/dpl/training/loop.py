@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -94,7 +94,11 @@ class SourceTrainer(Trainer):
         if first == spec.steps:
             return
         folder.begin_session(first, self, processes=self.group.size)
-        with closing(self._batches(first)) as drawn:
+        all_batches = training_batches(
+            list(self.sources.training.values()), training(spec.size), per_domain=spec.per_domain, seed=spec.seed,
+            start_step=first, rows=self.group.rows(self._rows), workers=self.workers,
+        )  # fmt: skip
+        with closing(all_batches) as drawn:
             for step, batch in zip(range(first, spec.steps), drawn, strict=False):
                 loss = self.update(step, batch)
                 total += loss
@@ -104,13 +108,6 @@ class SourceTrainer(Trainer):
                     total, first = 0.0, step + 1
                 if on_step is not None:
                     on_step(step, loss, self.history[-1]["mean"])
-
-    def _batches(self, first: int) -> Generator[Batch, None, None]:
-        """Yield the rows of this process of the batches from a step on."""
-        yield from training_batches(
-            list(self.sources.training.values()), training(self.spec.size), per_domain=self.spec.per_domain,
-            seed=self.spec.seed, start_step=first, rows=self.group.rows(self._rows), workers=self.workers,
-        )  # fmt: skip
 
     def update(self, step: int, batch: Batch) -> float:
         """Take a step on a batch and return its loss."""

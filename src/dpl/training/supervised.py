@@ -64,10 +64,7 @@ def train_supervised(
     spec: SupervisedSpec, *, data: str | os.PathLike[str], out: str | os.PathLike[str],
     on_epoch: Callable[[Record], None] | None = None, device: str | None = None,
 ) -> list[Record]:  # fmt: skip
-    """Train on the data set below `data` and write to the folder `out`; a stopped run resumes after its last epoch.
-
-    Returns what was measured after each epoch.
-    """
+    """Train into the folder `out`, where a stopped run resumes; return what was measured after each epoch."""
     place = choose_device(device)
     sets = [open_benchmark(spec.dataset, data, split=split)[split] for split in ("train", "test")]
     training, test = (_in_memory(image_set, spec.limit) for image_set in sets)
@@ -149,10 +146,7 @@ class SupervisedTrainer(Trainer):
 
     @torch.inference_mode()
     def _test(self, images: Images) -> dict[str, float]:
-        """Return the accuracy in percent, also with cosines to the prototypes as scores.
-
-        The DPL loss trains the cosines; logits also have lengths and a bias.
-        """
+        """Return the accuracy in percent, also with cosines to the prototypes as scores: the DPL loss trains those."""
         self.network.eval()
         correct = torch.zeros(2, device=self.device)
         for pixels, labels in zip(*(torch.split(tensor, _EVALUATION_BATCH) for tensor in images), strict=True):
