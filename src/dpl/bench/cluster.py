@@ -56,7 +56,7 @@ class _Job(NamedTuple):
         for folder in (self.run.context.data, self.run.store.root):
             if not folder.is_dir():
                 raise DplError(f"node {node} does not see {folder}; put data and results on a shared file system")
-        prepare_process(self.threads)
+        prepare_process(self.threads, self.run.context.modules)
         self.run.run()
 
     def checkpoint(self) -> Any:

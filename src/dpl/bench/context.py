@@ -66,6 +66,7 @@ class BenchContext:
     cache: Path = Path("cache")  # folder for regenerated corruptions
     decoded: Path | None = None  # folder for decoded images; None: they are decoded each time
     device: str = "cpu"
+    modules: tuple[str, ...] = ()  # of the user's own, which register methods; each process imports them
     _digests: dict[Path, str] = field(default_factory=dict)
     _open: dict[str, tuple[Benchmark, tuple[str, ...]]] = field(default_factory=dict)
     _network: tuple[str, nn.Module] | None = None

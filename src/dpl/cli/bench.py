@@ -14,9 +14,9 @@ from dpl.bench.images import check_data, check_networks
 from dpl.bench.store import StoredRequest, runnable_units, write_request
 from dpl.bench.tables import cell_rows, measured_tables
 from dpl.cli.console import print_json, print_table, progress, warn
-from dpl.cli.models import count, parse_settings
+from dpl.cli.models import add_import_argument, count, parse_settings
 from dpl.core.errors import SettingError, did_you_mean
-from dpl.core.extras import choose_device
+from dpl.core.extras import choose_device, import_modules
 
 __all__ = ["add_arguments", "run", "watched"]
 
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=count, default=1, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--threads", type=count, metavar="N", help="CPU threads of each process")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images and corruptions made here")
+    add_import_argument(parser)
     parser.add_argument("--dry-run", action="store_true", help="check everything, list the runs, run nothing")
     group = parser.add_argument_group("engine", "where the runs take place (docs/scale.md)")
     group.add_argument("--engine", choices=("serial", "ray", "slurm"), default="serial",
@@ -60,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run what is missing and print the tables."""
     weights, cache = args.weights or args.data / "weights", args.cache or args.out / "cache"
-    context = BenchContext(args.data, weights, args.file.parent, cache=cache, decoded=args.cache)
+    import_modules(args.imports)
+    modules = tuple(args.imports)
+    context = BenchContext(args.data, weights, args.file.parent, cache=cache, decoded=args.cache, modules=modules)
     grid = read_grid(args.file, context, limit=args.limit)
     cells = _chosen_cells(grid, args.only)
     store = Store(args.out)

@@ -16,7 +16,7 @@ from dpl.backbones import OWN, create
 from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
 from dpl.backbones.weights import read_checkpoint
 from dpl.core.errors import DataError, SettingError
-from dpl.core.extras import choose_device, import_object
+from dpl.core.extras import choose_device, import_modules
 from dpl.core.files import file_sha256
 from dpl.core.settings import Checked, make_settings
 from dpl.data import batches, open_folder, resize_crop
@@ -27,8 +27,8 @@ from dpl.model.adaptive import DEFAULT_METHOD
 from dpl.network.split import find_classifier
 
 __all__ = [
-    "SourceModel", "adaptation", "add_adaptation_arguments", "add_model_arguments", "add_settings", "count", "digest",
-    "load_source", "parse_settings", "read_images",
+    "SourceModel", "adaptation", "add_adaptation_arguments", "add_import_argument", "add_model_arguments",
+    "add_settings", "count", "digest", "load_source", "parse_settings", "read_images",
 ]  # fmt: skip
 
 SOURCE_IMAGES = 5000  # of --source are read, at most: they are kept in memory
@@ -72,14 +72,19 @@ def add_model_arguments(parser: argparse._ActionsContainer, adapting: bool = Tru
     add("--weights", type=Path, help="weight file for a named network (.safetensors, .pth)")
     add("--pretrained", action="store_true", help="let timm or torchvision download their weights")
     add("--random-weights", action="store_true", help="run an untrained network, to try things out")
-    add("--import", dest="imports", action="append", default=[], metavar="MODULE",
-        help="import a module of yours first, which registers methods")  # fmt: skip
+    add_import_argument(parser)
     add("--classes", type=Path, help="class names in the network's order, one per line")
     if adapting:
         add("--method", default=DEFAULT_METHOD, help="see dpl list (default: %(default)s)")
         add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
     add("--size", type=count, help="image size in pixels (default: the network's)")
     add("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
+
+
+def add_import_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare the option for modules that `import_modules` imports."""
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE",
+                        help="import a module of yours first, which registers methods")  # fmt: skip
 
 
 def add_adaptation_arguments(parser: argparse._ActionsContainer) -> None:
@@ -112,8 +117,7 @@ def adaptation(
 
 def load_source(args: argparse.Namespace) -> SourceModel:
     """Return the network of the options and what is known of it."""
-    for module in args.imports:
-        import_object(module)
+    import_modules(args.imports)
     name, weights, record = _place(args)
     classes = record.get("classes") if args.classes is None else _class_names(args.classes)
     outputs = len(classes) if classes else _head_size(name, weights) if weights is not None else None
