@@ -61,7 +61,7 @@ def _collect(unit: Unit, context: BenchContext, kind: str) -> Arrays:
     Features are those of the network after it has adapted to the whole stream, styles those of the source network.
     """
     stream = UnitStream(unit, context)
-    network, prefix = context.prepared(stream).model.method.network, 0
+    network, prefix = context.prepared(stream).method.network, 0
     if kind == "features":
         run_unit(unit, context)  # adapts this very model, which the context keeps, from its source state to the end
     else:
