@@ -28,9 +28,11 @@ from dpl.network.split import find_classifier
 
 __all__ = [
     "SourceModel", "adaptation", "add_adaptation_arguments", "add_import_argument", "add_model_arguments",
-    "add_settings", "count", "digest", "load_source", "parse_settings", "read_images",
+    "add_settings", "count", "digest", "load_source", "parse_settings", "read_images", "read_settings",
 ]  # fmt: skip
 
+Classes = Collection[str] | None  # of the network, empty if they are not known; None: labels do not matter
+_KINDS = (int, float, yaml.safe_load)  # of the values of settings; YAML itself does not take 1e-4 for a number
 SOURCE_IMAGES = 5000  # of --source are read, at most: they are kept in memory
 
 
@@ -61,6 +63,11 @@ def add_settings(parser: argparse._ActionsContainer, kind: type[Checked], *decla
             about = field.metadata["help"] + ("" if default is None else " (default: %(default)s)")
             name = f"--{field.name.replace('_', '-')}"
             parser.add_argument(name, default=default, choices=choices, help=about, **number)
+
+
+def read_settings(args: argparse.Namespace, kind: type[Any], **others: Any) -> Any:
+    """Make settings of the options that have their names, and of others."""
+    return kind(**{name: value for name, value in vars(args).items() if name in kind.__dataclass_fields__} | others)
 
 
 def add_model_arguments(parser: argparse._ActionsContainer, adapting: bool = True, required: bool = True) -> None:
@@ -105,10 +112,10 @@ def adaptation(
     kind = get_method(args.method)
     if args.source is None and kind.info.source != "never":
         raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
-    labelled: dict[str, Any] = {"source": None, "calibrate": None}
-    for option, limit in (("source", SOURCE_IMAGES), ("calibrate", 1000)):
-        if (folder := getattr(args, option)) is not None:
-            labelled[option] = read_images(f"--{option}", folder, transform, limit, names, batch_size)
+    labelled = {
+        option: read_images(f"--{option}", getattr(args, option), transform, limit, names, batch_size)
+        for option, limit in (("source", SOURCE_IMAGES), ("calibrate", 1000))
+    }
     guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
     settings = parse_settings(args.set)
     make_settings(kind.settings_class, repr(args.method), settings)  # refuses the other arguments of `dpl.adapt`
@@ -188,17 +195,14 @@ def _input_size(name: str, network: nn.Module) -> int:
 
 
 def read_images(
-    option: str,
-    folder: Path,
-    transform: Evaluation,
-    limit: int,
-    names: Collection[str] | None = None,
-    batch_size: int = 32,
-) -> list[tuple[Tensor, Tensor]]:
-    """Return at most `limit` images of an option's folder, spread over it, in batches with their labels.
+    option: str, folder: Path | None, transform: Evaluation, limit: int, names: Classes = None, batch_size: int = 32
+) -> list[tuple[Tensor, Tensor]] | None:
+    """Return at most `limit` images of a folder, spread over it, in batches with labels; None without a folder.
 
-    With `names`, the classes of the network if they are known, the images must be labelled.
+    With `names`, the images must be labelled.
     """
+    if folder is None:
+        return None
     images = open_folder(folder, [*names] if names else None)
     if names is not None and not (images.labels >= 0).any():
         raise DataError(f"{option} {folder}: expected one sub-folder for each class, found images without labels")
@@ -228,15 +232,9 @@ def digest(folder: Path) -> str:
 
 
 def parse_settings(
-    pairs: list[str],
-    option: str = "--set",
-    example: str = "lr=1e-4",
-    kinds: Sequence[Callable[[str], Any]] = (int, float, yaml.safe_load),
+    pairs: list[str], option: str = "--set", example: str = "lr=1e-4", kinds: Sequence[Callable[[str], Any]] = _KINDS
 ) -> dict[str, Any]:
-    """Read KEY=VALUE pairs of an option, each value as the first of `kinds` that takes it, or as a word.
-
-    The usual ones are a number (YAML itself does not take 1e-4 for one), true or false, null, or a word.
-    """
+    """Read KEY=VALUE pairs of an option, each value as the first of `kinds` that takes it, or as a word."""
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
