@@ -25,7 +25,7 @@ from paired import by_label, difference, finished_runs
 
 import dpl
 from dpl.bench import Store, read_grid
-from dpl.bench.context import BenchContext, PreparedModel
+from dpl.bench.context import BenchContext
 from dpl.bench.images import UnitStream
 from dpl.bench.run import run_unit
 from dpl.bench.section import SHIPPED
@@ -68,10 +68,10 @@ PROTOCOL = """| streams | network | images |
 class Guarded(BenchContext):
     """Makes the model that `dpl.adapt(network)` makes, whatever the unit's method is."""
 
-    def prepared(self, stream: UnitStream) -> PreparedModel:
+    def prepared(self, stream: UnitStream) -> dpl.AdaptiveModel:
         network = self.source_network(stream.unit, len(stream.parts[0].images.classes))
         torch.manual_seed(stream.unit.seed)
-        return PreparedModel(dpl.adapt(network), "none")
+        return dpl.adapt(network)
 
 
 def guard(data: Path, weights: Path, store: Path, file: str) -> None:

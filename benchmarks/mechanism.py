@@ -56,7 +56,7 @@ def with_method(unit: Unit, method: str, **settings: Any) -> Unit:
 
 def adapt_to_noise(unit: Unit, context: BenchContext, share: float) -> Values:
     """Let the loss see true labels of the confident samples, a share of them flipped to a random other class."""
-    model = context.prepared(UnitStream(unit, context)).model
+    model = context.prepared(UnitStream(unit, context))
     random = np.random.default_rng(unit.seed)  # for every share the same draws: more noise flips more of the same
     given = torch.empty(0)
 
@@ -100,7 +100,7 @@ def scatter_ratio(features: Tensor, labels: Tensor) -> float:
 
 def separation(unit: Unit, context: BenchContext) -> Values:
     """Adapt to the whole stream, then look at the held-out images."""
-    model = context.prepared(UnitStream(unit, context)).model
+    model = context.prepared(UnitStream(unit, context))
     run_unit(unit, context)  # adapts this very model, which the context keeps
     return held_out(unit, context, model)
 
@@ -108,7 +108,7 @@ def separation(unit: Unit, context: BenchContext) -> Values:
 @torch.no_grad()
 def styles(unit: Unit, context: BenchContext) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the style of each image in the source network (Eq. 8 and 9), and the network's confidence."""
-    network = context.prepared(UnitStream(unit, context)).model.method.network
+    network = context.prepared(UnitStream(unit, context)).method.network
     found, sure = list[Tensor](), list[Tensor]()
 
     def record(maps: Tensor) -> Tensor:

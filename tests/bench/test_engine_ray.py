@@ -158,8 +158,8 @@ def cut(path: Path, folder: Path) -> Path:
 
 
 def test_options_that_cannot_work_are_told():
-    with pytest.raises(SettingError, match="cpus=0"):
-        ClusterOptions(cpus=0)
+    with pytest.raises(SettingError, match="cpus_per_unit=0"):
+        ClusterOptions(cpus_per_unit=0)
 
 
 def test_a_cluster_that_cannot_be_reached_is_told(everything, tmp_path, capsys):

@@ -90,6 +90,18 @@ def test_an_experiment_file_names_own_parts_by_their_place(here: Path) -> None:
     assert [record["updates"] for record in records] == [3, 3]
 
 
+def test_an_experiment_imports_own_methods_in_every_process(here: Path) -> None:
+    (here / "registering.py").write_text(METHOD.format(name="registered", kind="Registered"))
+    save_file(create("ownnet:build").state_dict(), "w.safetensors")
+    (here / "own.yaml").write_text(EXPERIMENT.replace("placed:Placed", "registered"))
+    words = ("bench", "own.yaml", "--data", ".", "--out", "runs", "--workers", "2")
+    done = run(here, *words, "--import", "registering")
+    assert done.returncode == 0, done.stderr
+    assert len([*here.glob("runs/units/*/done")]) == 2
+    missing = run(here, *words, "--import", "no_such_module")
+    assert (missing.returncode, missing.stderr.count("'no_such_module' cannot be imported")) == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -27,11 +27,11 @@ _TIMEOUT = 10.0  # seconds in which a cluster's head must accept a connection
 class ClusterOptions(Checked):
     """What a run asks of a Ray or Slurm cluster, and where that is."""
 
-    cpus: float = setting(1.0, "cores of a run", low=0.01)
-    gpus: float | None = setting(None, "GPUs of a run, or a fraction; None: one if a Ray cluster has any", low=0)
-    memory_gb: float | None = setting(None, "memory of a run; None: not counted, or the cluster's default", low=0)
-    retries: int = setting(3, "how often a run whose process or node died, or a round of jobs, is retried", low=0)
-    address: str | None = setting(None, "of a running Ray cluster, or auto; None: a new one for this run")
+    cpus_per_unit: float = setting(1.0, "cores of a run", low=0.01)
+    gpus_per_unit: float | None = setting(None, "GPUs of a run, or a part (default: 1 if Ray has any, else 0)", low=0)
+    memory_per_unit: float | None = setting(None, "GB of memory of a run (default: not counted)", low=0)
+    retries: int = setting(3, "how often a run whose process or node died is retried", low=0)
+    address: str | None = setting(None, "of a running Ray cluster: auto or HOST:PORT (default: a new one)")
     jobs: int = setting(1, "jobs that run at once; on Ray at least as many as it has room for", low=1)
     hours: float = setting(24.0, "time limit of a job; one that reaches it is queued again", low=0)
     executor: str = setting("slurm", "local: processes of this machine", choices=("slurm", "local", "debug"))
@@ -56,7 +56,7 @@ class _Job(NamedTuple):
         for folder in (self.run.context.data, self.run.store.root):
             if not folder.is_dir():
                 raise DplError(f"node {node} does not see {folder}; put data and results on a shared file system")
-        prepare_process(self.threads)
+        prepare_process(self.threads, self.run.context.modules)
         self.run.run()
 
     def checkpoint(self) -> Any:
@@ -66,19 +66,19 @@ class _Job(NamedTuple):
 
 def run_on_ray(run: GridRun, options: ClusterOptions) -> dict[str, str]:
     """Do as `GridRun.run` with tasks of a Ray cluster; return the errors by the unit's key."""
-    ray = optional("ray", "ray")
+    ray, cpus = optional("ray", "ray"), options.cpus_per_unit
     with _connected(ray, options):
         resources = ray.cluster_resources()
-        gpus = options.gpus if options.gpus is not None else float("GPU" in resources)
-        memory = None if options.memory_gb is None else int(options.memory_gb * 10**9)
+        gpus = options.gpus_per_unit if options.gpus_per_unit is not None else float("GPU" in resources)
+        memory = None if options.memory_per_unit is None else int(options.memory_per_unit * 10**9)
         task = ray.remote(
-            num_cpus=options.cpus, num_gpus=gpus, memory=memory, max_retries=options.retries, retry_exceptions=[OSError]
+            num_cpus=cpus, num_gpus=gpus, memory=memory, max_retries=options.retries, retry_exceptions=[OSError]
         )(_run_job)
         run.context.device = "cuda" if gpus else "cpu"
 
         @contextmanager
         def start(run: GridRun, count: int) -> Iterator[IsOver]:
-            job = ray.put(_Job(run, max(1, int(options.cpus))))
+            job = ray.put(_Job(run, max(1, int(cpus))))
             tasks = [task.remote(job) for _ in range(count)]
             try:
                 yield lambda: _have_ended(ray, tasks)
@@ -86,7 +86,7 @@ def run_on_ray(run: GridRun, options: ClusterOptions) -> dict[str, str]:
                 for one in tasks:
                     ray.cancel(one)
 
-        return run.run_by_jobs(start, max(options.jobs, int(resources.get("CPU", 1) / options.cpus)))
+        return run.run_by_jobs(start, max(options.jobs, int(resources.get("CPU", 1) / cpus)))
 
 
 def _run_job(job: _Job) -> None:
@@ -112,7 +112,7 @@ def _connected(ray: Any, options: ClusterOptions) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    local = {"num_cpus": max(os.cpu_count() or 1, math.ceil(options.cpus)), "include_dashboard": False}
+    local = {"num_cpus": max(os.cpu_count() or 1, math.ceil(options.cpus_per_unit)), "include_dashboard": False}
     address = options.address or os.environ.get("RAY_ADDRESS")
     host, colon, port = (address or "").rpartition(":")
     try:
@@ -133,14 +133,14 @@ def _connected(ray: Any, options: ClusterOptions) -> Iterator[None]:
 
 def run_on_slurm(run: GridRun, options: ClusterOptions) -> dict[str, str]:
     """Do as `GridRun.run` with jobs of a Slurm cluster; return the errors by the unit's key."""
-    if options.gpus:
+    if options.gpus_per_unit:
         run.context.device = "cuda"
 
     @contextmanager
     def start(run: GridRun, count: int) -> Iterator[IsOver]:
         executor = _executor(str(run.store.root / "jobs"), options)
         with executor.batch():
-            jobs = [executor.submit(_Job(run, math.ceil(options.cpus))) for _ in range(count)]
+            jobs = [executor.submit(_Job(run, math.ceil(options.cpus_per_unit))) for _ in range(count)]
         try:
             yield lambda: all(job.done() for job in jobs)
         finally:  # cancelled where this process is interrupted
@@ -157,10 +157,10 @@ def _executor(folder: str, options: ClusterOptions) -> Any:
         executor = optional("submitit", "slurm").AutoExecutor(folder=folder, cluster=options.executor)
     except RuntimeError as error:
         raise DplError(f"engine slurm: {error}; is this a machine from which jobs are submitted?") from error
-    memory = {} if options.memory_gb is None else {"mem_gb": options.memory_gb}
+    memory = {} if options.memory_per_unit is None else {"mem_gb": options.memory_per_unit}
     executor.update_parameters(
-        name="dpl-bench", timeout_min=max(1, round(60 * options.hours)), cpus_per_task=math.ceil(options.cpus),
-        gpus_per_node=math.ceil(options.gpus or 0), tasks_per_node=1, nodes=1, **memory,
+        name="dpl-bench", timeout_min=max(1, round(60 * options.hours)), cpus_per_task=math.ceil(options.cpus_per_unit),
+        gpus_per_node=math.ceil(options.gpus_per_unit or 0), tasks_per_node=1, nodes=1, **memory,
     )  # fmt: skip
     try:
         executor.update_parameters(**options.extra)

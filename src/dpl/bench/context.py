@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from dpl.data.transforms import make_transform
 from dpl.model.adaptive import AdaptiveModel, adapt
 from dpl.streams.protocol import seeded
 
-__all__ = ["BenchContext", "PreparedModel", "SourceBatches"]
+__all__ = ["BenchContext", "SourceBatches"]
 
 _KEPT_OPEN = 16  # a set of 50,000 files keeps 50,000 names in memory
 
@@ -40,19 +40,15 @@ class SourceBatches:
     seed: int
     device: str = "cpu"
 
+    def __str__(self) -> str:
+        return f"{len(self.images):,} images of {self.images.name}"
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order, transform = seeded(self.seed, "source").permutation(len(self.images)), make_transform(self.transform)
         read = batches(self.images, order, transform, self.batch_size, workers=1, on_error="raise")
         for batch in read:
             images = batch.images.to(self.device, memory_format=torch.channels_last)
             yield images, batch.labels.to(self.device)
-
-
-class PreparedModel(NamedTuple):
-    """An adaptive model, and what source images it was given."""
-
-    model: AdaptiveModel
-    source: str
 
 
 @dataclass
@@ -66,10 +62,11 @@ class BenchContext:
     cache: Path = Path("cache")  # folder for regenerated corruptions
     decoded: Path | None = None  # folder for decoded images; None: they are decoded each time
     device: str = "cpu"
+    modules: tuple[str, ...] = ()  # of the user's own, which register methods; each process imports them
     _digests: dict[Path, str] = field(default_factory=dict)
     _open: dict[str, tuple[Benchmark, tuple[str, ...]]] = field(default_factory=dict)
     _network: tuple[str, nn.Module] | None = None
-    _model: tuple[str, PreparedModel] | None = None
+    _model: tuple[str, AdaptiveModel] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what is open out of copies for other processes: they open their own."""
@@ -131,7 +128,7 @@ class BenchContext:
             raise DataError(f"no file with the SHA-256 {digest[:16]}... was given; name it in the experiment file")
         return self.files[digest]
 
-    def prepared(self, stream: UnitStream) -> PreparedModel:
+    def prepared(self, stream: UnitStream) -> AdaptiveModel:
         """Return the unit's adaptive model at its source state; the last one is kept, since many units share it."""
         unit, first = stream.unit, stream.parts[0]
         shared = ("dataset", "limit", "part", "holdout", "corrupt", "transform", "network", "weights", "method",
@@ -142,13 +139,11 @@ class BenchContext:
             torch.manual_seed(unit.seed)
             network = self.source_network(unit, len(first.images.classes))
             source = None if unit.source is None else self._source(unit, unit.source, first)
-            used = "none" if source is None else f"{len(source.images):,} images of {source.images.name}"
-            model = adapt(network, unit.method, source=source, **with_tuples(unit.settings))
-            self._model = (key, PreparedModel(model, used))
-        prepared = self._model[1]
-        prepared.model.reset()
+            self._model = key, adapt(network, unit.method, source=source, **with_tuples(unit.settings))
+        model = self._model[1]
+        model.reset()
         torch.manual_seed(unit.seed)
-        return prepared
+        return model
 
     def source_network(self, unit: Unit, classes: int) -> nn.Module:
         """Return the network with its source weights and the wanted outputs, in the fastest layout of convolutions."""

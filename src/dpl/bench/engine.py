@@ -20,6 +20,7 @@ from dpl.bench.store import Store, runnable_units
 from dpl.bench.unit import Cell, Unit
 from dpl.core.allocator import keep_freed_memory
 from dpl.core.errors import DplError
+from dpl.core.extras import import_modules
 from dpl.runs.online import OnlineResult
 
 __all__ = ["GridRun", "IsOver", "OnProgress", "UnitProgress", "prepare_process", "run_in_processes"]
@@ -166,7 +167,7 @@ def run_in_processes(run: GridRun, workers: int, threads: int) -> dict[str, str]
 
 
 def _work(run: GridRun, threads: int) -> None:
-    prepare_process(threads)
+    prepare_process(threads, run.context.modules)
     with suppress(KeyboardInterrupt):  # the parent reports it for all
         try:
             run.run()
@@ -174,7 +175,8 @@ def _work(run: GridRun, threads: int) -> None:
             sys.exit(f"worker: {error}")
 
 
-def prepare_process(threads: int) -> None:
-    """Set up a process that runs units only."""
+def prepare_process(threads: int, modules: Sequence[str]) -> None:
+    """Set up a process that runs units only; `modules` of the user's own register methods."""
+    import_modules(modules)
     torch.set_num_threads(threads)
     keep_freed_memory()

@@ -157,10 +157,7 @@ def _weights(section: Section, stream: Unit, context: BenchContext) -> Path:
 
 
 def _check_training(weights: Path, section: Section, stream: Unit) -> None:
-    """Compare with the `train.json` that `dpl train` leaves beside its weights.
-
-    A model trained on the target, or whose held-out images were others, would give figures that are worth nothing.
-    """
+    """Refuse weights that `dpl train` made for another experiment: they may know the target or its held-out images."""
     path, leave_one_out = weights.parent / "train.json", section.protocol == LEAVE_ONE_OUT
     wanted: dict[str, Any] = {"network": section.network, "dataset": section.dataset}
     wanted |= {"target": _target(stream) if leave_one_out else None, "source": _only_source(section, stream)}

@@ -159,10 +159,7 @@ def _first(positions: Indices, limit: int | None) -> Indices:
 
 
 def check_data(units: Iterable[Unit], context: "BenchContext") -> list[str]:
-    """Open all that the units stream, without reading images, so that a wrong folder is reported before the first run.
-
-    Returns in what the data differ from the published ones.
-    """
+    """Open all data of the units before the first run, reading no images; return how they differ from the published."""
     notes: dict[str, None] = {}
     streamed = {(u.dataset, *u.files.items(), *shift, u.source): (u, shift) for u in units for shift in _shifts(u)}
     for unit, (name, severity) in streamed.values():

@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpl.bench.context import BenchContext, PreparedModel
+from dpl.bench.context import BenchContext
 from dpl.bench.images import UnitStream
 from dpl.bench.unit import Unit
 from dpl.core.errors import DataError
+from dpl.model.adaptive import AdaptiveModel
 from dpl.runs.costs import Pace, environment, forget_peak, peak_memory
 from dpl.runs.online import OnlineResult, evaluate
 from dpl.streams import Segment
@@ -39,18 +40,18 @@ def unit_accuracy(records: Sequence[Record]) -> float:
 def run_unit(unit: Unit, context: BenchContext, on_batch: OnBatch = lambda result: None) -> Outcome:
     """Run a unit from the source model on; the same unit on the same data gives the same figures."""
     stream = UnitStream(unit, context)
-    segments, prepared = stream.segments, context.prepared(stream)
-    shared = _shared(stream, prepared)
+    model = context.prepared(stream)
+    shared = _shared(stream, model)
     records: list[Record] = []
     columns: list[dict[str, NDArray[Any]]] = []
-    for segment in segments:
+    for segment in stream.segments:
         if segment.reset_before:
-            prepared.model.reset()
+            model.reset()
         forget_peak()
         rows: list[int] = []
         failed: list[str] = []
         pace = None if unit.stream_speed is None else Pace(unit.stream_speed)
-        result = evaluate(prepared.model, _read(stream, segment, rows, failed), on_batch, pace)
+        result = evaluate(model, _read(stream, segment, rows, failed), on_batch, pace)
         if not result.labels:
             raise DataError(f"{segment.name}: not one image could be read; the first: {failed[0]}")
         columns.append(_predictions(stream, segment, len(columns), rows, result))
@@ -131,8 +132,8 @@ def _outlier_auroc(confidences: NDArray[np.float64], known: NDArray[np.bool_]) -
     return 100.0 * float((below + not_above).mean()) / (2 * len(outside))
 
 
-def _shared(stream: UnitStream, prepared: PreparedModel) -> Record:
-    model, names, parts = prepared.model, prepared.model.trainable, stream.parts
+def _shared(stream: UnitStream, model: AdaptiveModel) -> Record:
+    names, parts = model.trainable, stream.parts
     return {
         "unit": stream.unit.key,
         "classes": list(parts[0].images.classes),
@@ -142,7 +143,7 @@ def _shared(stream: UnitStream, prepared: PreparedModel) -> Record:
         "trainable_tensors": len(names),
         "trainable_values": sum(parameter.numel() for parameter in model.method.trainable.values()),
         "trainable_sha256": hashlib.sha256("\n".join(names).encode()).hexdigest(),
-        "source_data": prepared.source,
+        "source_data": str(model.source_batches or "none"),
         "data": {part.domain.title: {"streamed": len(part.images), "whole": part.whole} for part in parts},
         "data_notes": list(dict.fromkeys(note for part in parts for note in part.notes)),
         "layout": "channels_last",

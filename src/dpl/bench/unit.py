@@ -12,7 +12,6 @@ from dpl.bench.domains import CLEAN, CORRUPTED, DOMAINS, FOLDER
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.settings import Checked, make_settings, setting
 from dpl.methods import get_method
-from dpl.methods.base import Method
 from dpl.streams.protocol import Order
 
 __all__ = [
@@ -142,10 +141,7 @@ def with_tuples(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
 
 
-@cache
-def kind_of(name: str) -> type[Method[Any]]:
-    """Return a method's class; a large grid asks for the same few many thousand times."""
-    return get_method(name)
+kind_of = cache(get_method)  # a large grid asks for the same few many thousand times
 
 
 def settings_of(method: str) -> list[str]:

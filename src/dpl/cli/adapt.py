@@ -8,13 +8,11 @@ from torch import nn
 
 import dpl
 from dpl.cli.console import print_json, progress, warn
-from dpl.cli.models import SourceModel, adaptation, add_adaptation_arguments, count, load_source
+from dpl.cli.models import SourceModel, adaptation, add_adaptation_arguments, count, load_source, read_settings
 from dpl.data import ImageSet, open_folder
 from dpl.estimate import Estimate
 from dpl.network.split import find_classifier
 from dpl.runs.folder import FolderResult, FolderRun, out_of_memory_says, run_folder
-
-__all__ = ["add_arguments", "add_order_arguments", "prepare", "run"]
 
 _UNREAD = (".heic", ".heif", ".avif")
 _NO_ROOM = "memory ran out before the first batch: use a smaller --model, or fewer images in --source and --calibrate"
@@ -65,10 +63,8 @@ def prepare(args: argparse.Namespace) -> tuple[nn.Module, FolderRun]:
     shuffled = (images.labels >= 0).any() if args.order == "auto" else args.order == "shuffled"
     images, names = _labels_that_fit(images, source)
     facts = {"network": source.name, "images": str(args.images), "folder": str(args.images.resolve())}
-    options = {field.name for field in dataclasses.fields(FolderRun)} & vars(args).keys() - {"images"}
-    given = {name: getattr(args, name) for name in options}
-    run = FolderRun(images, source.transform, names=names, shuffled=bool(shuffled), facts=facts, **given)
-    return source.network, run
+    known = {"transform": source.transform, "names": names, "shuffled": bool(shuffled), "facts": facts}
+    return source.network, read_settings(args, FolderRun, images=images, **known)
 
 
 def _labels_that_fit(images: ImageSet, source: SourceModel) -> tuple[ImageSet, tuple[str, ...]]:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,11 +15,9 @@ from dpl.bench.images import check_data, check_networks
 from dpl.bench.store import StoredRequest, runnable_units, write_request
 from dpl.bench.tables import cell_rows, measured_tables
 from dpl.cli.console import print_json, print_table, progress, warn
-from dpl.cli.models import count, parse_settings
+from dpl.cli.models import add_import_argument, add_settings, count, parse_settings, read_settings
 from dpl.core.errors import SettingError, did_you_mean
-from dpl.core.extras import choose_device
-
-__all__ = ["add_arguments", "run", "watched"]
+from dpl.core.extras import choose_device, import_modules
 
 # Keys of `--only`, with what a cell has of each.
 _ONLY: dict[str, Callable[[Cell], set[str]]] = {
@@ -41,18 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=count, default=1, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--threads", type=count, metavar="N", help="CPU threads of each process")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for decoded images and corruptions made here")
+    add_import_argument(parser)
     parser.add_argument("--dry-run", action="store_true", help="check everything, list the runs, run nothing")
     group = parser.add_argument_group("engine", "where the runs take place (docs/scale.md)")
     group.add_argument("--engine", choices=("serial", "ray", "slurm"), default="serial",
                        help="serial: here; ray: on a Ray cluster; slurm: as jobs, --workers of them")  # fmt: skip
     group.add_argument("--device", help="cpu, cuda ... for engine serial (default: a GPU if there is one)")
-    group.add_argument("--address", help="of a running Ray cluster: auto or HOST:PORT (default: a new one)")
     group.add_argument("--cpus-per-unit", type=float, metavar="N", help="cores of a run (default: --threads, or 1)")
-    group.add_argument("--gpus-per-unit", type=float, metavar="N",
-                       help="GPUs of a run, or a fraction (default: 1 if the Ray cluster has any, else 0)")  # fmt: skip
-    group.add_argument("--memory-per-unit", type=float, metavar="GB", help="memory of a run (default: not counted)")
-    group.add_argument("--retries", type=int, default=3, metavar="N",
-                       help="how often a run whose process or node died is retried (default: %(default)s)")  # fmt: skip
+    add_settings(group, ClusterOptions, "cpus_per_unit", "jobs", "hours", "executor", "extra")
     group.add_argument("--slurm", action="append", default=[], metavar="KEY=VALUE",
                        help="hours=, executor=local, or an option of sbatch such as partition=gpu")  # fmt: skip
 
@@ -60,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run what is missing and print the tables."""
     weights, cache = args.weights or args.data / "weights", args.cache or args.out / "cache"
-    context = BenchContext(args.data, weights, args.file.parent, cache=cache, decoded=args.cache)
+    import_modules(args.imports)
+    modules = tuple(args.imports)
+    context = BenchContext(args.data, weights, args.file.parent, cache=cache, decoded=args.cache, modules=modules)
     grid = read_grid(args.file, context, limit=args.limit)
     cells = _chosen_cells(grid, args.only)
     store = Store(args.out)
@@ -130,12 +127,10 @@ def _run_with(args: argparse.Namespace, run: GridRun) -> dict[str, str]:
             return run_in_processes(run, args.workers, torch.get_num_threads())
         return run.run()
     extra = parse_settings(args.slurm, "--slurm", "partition=gpu", kinds=(int, float))
-    known = {name: extra.pop(name) for name in ("hours", "executor") if name in extra}
-    options = ClusterOptions(
-        cpus=args.cpus_per_unit or float(args.threads or 1), gpus=args.gpus_per_unit, memory_gb=args.memory_per_unit,
-        retries=args.retries, address=args.address, jobs=args.workers,
-        extra={f"slurm_{name}": value for name, value in extra.items()}, **known,
-    )  # fmt: skip
+    known: dict[str, Any] = {name: extra.pop(name) for name in ("hours", "executor") if name in extra}
+    known |= {"cpus_per_unit": args.cpus_per_unit or float(args.threads or 1), "jobs": args.workers}
+    known["extra"] = {f"slurm_{name}": value for name, value in extra.items()}
+    options = read_settings(args, ClusterOptions, **known)
     return (run_on_ray if args.engine == "ray" else run_on_slurm)(run, options)
 
 

@@ -41,12 +41,8 @@ def progress(label: str, total: int, quiet: bool = False) -> Iterator[Advance]:
         from rich import progress as rich
         from rich.console import Console
 
-        columns = (
-            *rich.Progress.get_default_columns(),
-            rich.MofNCompleteColumn(),
-            rich.TextColumn("{task.fields[note]}"),
-        )
-        with rich.Progress(*columns, console=Console(stderr=True)) as bar:
+        ours = (rich.MofNCompleteColumn(), rich.TextColumn("{task.fields[note]}"))
+        with rich.Progress(*rich.Progress.get_default_columns(), *ours, console=Console(stderr=True)) as bar:
             task = bar.add_task(label, total=total, note="")
             yield lambda done, note: bar.update(task, completed=done, note=note)
     else:

@@ -11,8 +11,6 @@ from dpl.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt_arrays, corrup
 from dpl.data.images import image_names
 from dpl.data.transforms import make_transform
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""

@@ -19,8 +19,6 @@ from dpl.model.adaptive import DEFAULT_METHOD, adapt
 from dpl.reproduce.plotting import axes, draw_runs
 from dpl.runs.online import OnlineResult, evaluate
 
-__all__ = ["METHODS", "add_arguments", "run", "run_demo", "summary", "write_picture"]
-
 TARGET_IMAGES = 1797
 BATCH_SIZE = 32
 _SKIPPED = 32  # images at the beginning, where the mean over a handful says nothing
@@ -33,7 +31,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "dpl": {"lr": 1e-4},
     DEFAULT_METHOD: {},
 }
-
 
 Results = Mapping[str, Sequence[OnlineResult]]  # by method, one for each order of the stream
 

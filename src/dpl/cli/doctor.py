@@ -36,8 +36,6 @@ from dpl.network.split import (
 )
 from dpl.runs.costs import environment
 
-__all__ = ["Check", "add_arguments", "examine", "run"]
-
 _IMAGES = 16  # enough for a range and a mean, and read in a moment
 _USUAL_BATCH = 32  # images: the batch size of the paper's Table 1, also with batch statistics
 # The largest value that one normalisation makes of images in [0, 1]; a tenth more, for statistics of other data sets.
@@ -92,8 +90,7 @@ def _checks(args: argparse.Namespace) -> list[Check]:
     kind = get_method(args.method)
     settings = make_settings(kind.settings_class, repr(args.method), parse_settings(args.set))
     images = torch.rand(_IMAGES, 3, source.size, source.size, generator=torch.Generator().manual_seed(0))
-    if args.images is not None:
-        read = read_images("--images", args.images, source.transform, _IMAGES)
+    if read := read_images("--images", args.images, source.transform, _IMAGES):
         images = torch.cat([batch for batch, _ in read])
     device = next(source.network.parameters()).device
     return examine(source.network, images.to(device), kind, settings, args.batch_size)

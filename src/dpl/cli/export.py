@@ -11,8 +11,6 @@ from dpl.cli.console import print_json
 from dpl.cli.models import add_model_arguments, load_source, read_images
 from dpl.model.export import ExportFormat
 
-__all__ = ["add_arguments", "run"]
-
 _COMPARED = 128  # images
 
 
@@ -33,10 +31,8 @@ def run(args: argparse.Namespace) -> None:
     """Load the snapshot, export it, and say how well it agrees."""
     source = load_source(args)
     model = dpl.load(args.snapshot, source.network)
-    images = None
-    if args.images is not None:
-        read = read_images("--images", args.images, source.transform, _COMPARED)
-        images = torch.cat([batch for batch, _ in read]).to(model.device)
+    read = read_images("--images", args.images, source.transform, _COMPARED)
+    images = None if read is None else torch.cat([batch for batch, _ in read]).to(model.device)
     found = model.export(args.out, args.format, images=images)
     if args.json:
         print_json({**vars(found), "path": str(found.path)})

@@ -11,8 +11,6 @@ from dpl.methods import get_method, list_methods
 from dpl.methods.base import Method
 from dpl.methods.settings import GradientSettings
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""

@@ -16,7 +16,7 @@ from dpl.backbones import OWN, create
 from dpl.backbones.pretrained import is_pretrained_folder, pretrained_record
 from dpl.backbones.weights import read_checkpoint
 from dpl.core.errors import DataError, SettingError
-from dpl.core.extras import choose_device, import_object
+from dpl.core.extras import choose_device, import_modules
 from dpl.core.files import file_sha256
 from dpl.core.settings import Checked, make_settings
 from dpl.data import batches, open_folder, resize_crop
@@ -27,10 +27,12 @@ from dpl.model.adaptive import DEFAULT_METHOD
 from dpl.network.split import find_classifier
 
 __all__ = [
-    "SourceModel", "adaptation", "add_adaptation_arguments", "add_model_arguments", "add_settings", "count", "digest",
-    "load_source", "parse_settings", "read_images",
+    "SourceModel", "adaptation", "add_adaptation_arguments", "add_import_argument", "add_model_arguments",
+    "add_settings", "count", "digest", "load_source", "parse_settings", "read_images", "read_settings",
 ]  # fmt: skip
 
+Classes = Collection[str] | None  # of the network, empty if they are not known; None: labels do not matter
+_KINDS = (int, float, yaml.safe_load)  # of the values of settings; YAML itself does not take 1e-4 for a number
 SOURCE_IMAGES = 5000  # of --source are read, at most: they are kept in memory
 
 
@@ -63,6 +65,11 @@ def add_settings(parser: argparse._ActionsContainer, kind: type[Checked], *decla
             parser.add_argument(name, default=default, choices=choices, help=about, **number)
 
 
+def read_settings(args: argparse.Namespace, kind: type[Any], **others: Any) -> Any:
+    """Make settings of the options that have their names, and of others."""
+    return kind(**{name: value for name, value in vars(args).items() if name in kind.__dataclass_fields__} | others)
+
+
 def add_model_arguments(parser: argparse._ActionsContainer, adapting: bool = True, required: bool = True) -> None:
     """Declare the options of the model and, if `adapting`, of the method."""
     add = parser.add_argument
@@ -72,14 +79,19 @@ def add_model_arguments(parser: argparse._ActionsContainer, adapting: bool = Tru
     add("--weights", type=Path, help="weight file for a named network (.safetensors, .pth)")
     add("--pretrained", action="store_true", help="let timm or torchvision download their weights")
     add("--random-weights", action="store_true", help="run an untrained network, to try things out")
-    add("--import", dest="imports", action="append", default=[], metavar="MODULE",
-        help="import a module of yours first, which registers methods")  # fmt: skip
+    add_import_argument(parser)
     add("--classes", type=Path, help="class names in the network's order, one per line")
     if adapting:
         add("--method", default=DEFAULT_METHOD, help="see dpl list (default: %(default)s)")
         add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
     add("--size", type=count, help="image size in pixels (default: the network's)")
     add("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
+
+
+def add_import_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare the option for modules that `import_modules` imports."""
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE",
+                        help="import a module of yours first, which registers methods")  # fmt: skip
 
 
 def add_adaptation_arguments(parser: argparse._ActionsContainer) -> None:
@@ -100,10 +112,10 @@ def adaptation(
     kind = get_method(args.method)
     if args.source is None and kind.info.source != "never":
         raise SettingError(f"--method {args.method} needs labelled source images: give --source FOLDER")
-    labelled: dict[str, Any] = {"source": None, "calibrate": None}
-    for option, limit in (("source", SOURCE_IMAGES), ("calibrate", 1000)):
-        if (folder := getattr(args, option)) is not None:
-            labelled[option] = read_images(f"--{option}", folder, transform, limit, names, batch_size)
+    labelled = {
+        option: read_images(f"--{option}", getattr(args, option), transform, limit, names, batch_size)
+        for option, limit in (("source", SOURCE_IMAGES), ("calibrate", 1000))
+    }
     guard = False if args.no_guard else parse_settings(args.guard_set, "--guard-set", "limit=4")
     settings = parse_settings(args.set)
     make_settings(kind.settings_class, repr(args.method), settings)  # refuses the other arguments of `dpl.adapt`
@@ -112,8 +124,7 @@ def adaptation(
 
 def load_source(args: argparse.Namespace) -> SourceModel:
     """Return the network of the options and what is known of it."""
-    for module in args.imports:
-        import_object(module)
+    import_modules(args.imports)
     name, weights, record = _place(args)
     classes = record.get("classes") if args.classes is None else _class_names(args.classes)
     outputs = len(classes) if classes else _head_size(name, weights) if weights is not None else None
@@ -184,17 +195,14 @@ def _input_size(name: str, network: nn.Module) -> int:
 
 
 def read_images(
-    option: str,
-    folder: Path,
-    transform: Evaluation,
-    limit: int,
-    names: Collection[str] | None = None,
-    batch_size: int = 32,
-) -> list[tuple[Tensor, Tensor]]:
-    """Return at most `limit` images of an option's folder, spread over it, in batches with their labels.
+    option: str, folder: Path | None, transform: Evaluation, limit: int, names: Classes = None, batch_size: int = 32
+) -> list[tuple[Tensor, Tensor]] | None:
+    """Return at most `limit` images of a folder, spread over it, in batches with labels; None without a folder.
 
-    With `names`, the classes of the network if they are known, the images must be labelled.
+    With `names`, the images must be labelled.
     """
+    if folder is None:
+        return None
     images = open_folder(folder, [*names] if names else None)
     if names is not None and not (images.labels >= 0).any():
         raise DataError(f"{option} {folder}: expected one sub-folder for each class, found images without labels")
@@ -224,15 +232,9 @@ def digest(folder: Path) -> str:
 
 
 def parse_settings(
-    pairs: list[str],
-    option: str = "--set",
-    example: str = "lr=1e-4",
-    kinds: Sequence[Callable[[str], Any]] = (int, float, yaml.safe_load),
+    pairs: list[str], option: str = "--set", example: str = "lr=1e-4", kinds: Sequence[Callable[[str], Any]] = _KINDS
 ) -> dict[str, Any]:
-    """Read KEY=VALUE pairs of an option, each value as the first of `kinds` that takes it, or as a word.
-
-    The usual ones are a number (YAML itself does not take 1e-4 for one), true or false, null, or a word.
-    """
+    """Read KEY=VALUE pairs of an option, each value as the first of `kinds` that takes it, or as a word."""
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -14,8 +14,6 @@ from dpl.estimate import WORSE
 from dpl.model.adaptive import DEFAULT_METHOD
 from dpl.runs.folder import FolderRun
 
-__all__ = ["add_arguments", "run"]
-
 # What takes a part of the default method away.
 _PARTS: dict[str, dict[str, Any]] = {
     "batch statistics": {"norm": "running"},
@@ -38,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the default method with and without its parts, and print what they change."""
     network, folder = prepare(args)
-    calibrate = None
-    if args.calibrate is not None:
-        calibrate = read_images("--calibrate", args.calibrate, folder.transform, args.limit, folder.names)
+    calibrate = read_images("--calibrate", args.calibrate, folder.transform, args.limit, folder.names)
     whole, source = dpl.adapt(network, calibrate=calibrate, estimate=True), dpl.adapt(network, "source")
     parts = {f"without {part}": dpl.adapt(network, **settings) for part, settings in _PARTS.items()}
     images, changed = _changed(whole, {"source model": source, **parts}, folder, args)
@@ -54,9 +50,8 @@ def run(args: argparse.Namespace) -> None:
         print_json({**found, "method": method, "settings": settings})
         return
     print(f"{DEFAULT_METHOD} on {images} images: {estimate}")
-    print_table(
-        ["in its place", "predictions that change"], [[name, f"{share:.1%}"] for name, share in changed.items()]
-    )
+    rows = [[name, f"{share:.1%}"] for name, share in changed.items()]
+    print_table(["in its place", "predictions that change"], rows)
     print("dpl adapt --method", method, *(f"--set {name}={value}" for name, value in settings.items()), "...")
 
 

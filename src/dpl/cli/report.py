@@ -8,8 +8,6 @@ from dpl.cli.console import print_json
 from dpl.core.errors import SettingError
 from dpl.core.extras import optional
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""

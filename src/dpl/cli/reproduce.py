@@ -10,7 +10,7 @@ import torch
 
 from dpl.cli.bench import watched
 from dpl.cli.console import print_json, print_table, warn
-from dpl.cli.models import count
+from dpl.cli.models import count, read_settings
 from dpl.core.errors import SettingError
 from dpl.core.extras import optional
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:  # these need the bench extra, the help does not
     from dpl.reproduce.compare import Column
     from dpl.reproduce.paper import Figure
     from dpl.reproduce.plan import Result
-
-__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,17 +47,9 @@ def run(args: argparse.Namespace) -> int:
     from dpl.reproduce.targets import find_target
 
     make, data = find_target(args.what), args.data or Path("data")
-    request = Request(
-        data=data,
-        weights=args.weights or data / "weights",
-        store=args.store or args.out / "runs",
-        run=not args.no_run,
-        watch=partial(watched, quiet=args.json),
-        say=warn,
-        command=args.typed,
-        **{name: getattr(args, name) for name in ("out", "config", "limit", "seeds", "quick")},
-    )
-    result = make(request)
+    folders = {"data": data, "weights": args.weights or data / "weights", "store": args.store or args.out / "runs"}
+    told = {"watch": partial(watched, quiet=args.json), "say": warn, "command": args.typed}
+    result = make(read_settings(args, Request, run=not args.no_run, **folders, **told))
     _print(result, args)
     return 1 if result.failed else 0
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import dpl
+from dpl.cli import models
 from dpl.cli.console import print_json, warn
-from dpl.cli.models import SourceModel, adaptation, add_adaptation_arguments, add_settings, count, digest, load_source
 from dpl.core.errors import SettingError
 from dpl.core.extras import optional
 from dpl.serve.settings import RaySettings, ServeSettings
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from dpl.serve.middleware import Tokens
     from dpl.serve.server import Server
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_adaptation_arguments(parser.add_argument_group("model"))
+    models.add_adaptation_arguments(parser.add_argument_group("model"))
     add = parser.add_argument_group("address and files").add_argument
     add("--host", default="127.0.0.1", help="anything but loopback requires --token-file (default: %(default)s)")
     add("--port", type=int, default=8000, help="0 chooses a free port (default: %(default)s)")
@@ -46,11 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--journal", type=Path, metavar="FILE", help="append every event of every stream as JSON, one per line")
     add("--log-format", choices=("text", "json"), default="text", help="log on standard error (default: %(default)s)")
     work = parser.add_argument_group("work and limits")
-    work.add_argument("--threads", type=count, metavar="N", help="CPU threads of each worker (default: torch's choice)")
-    add_settings(work, ServeSettings, "state")
+    work.add_argument("--threads", type=models.count, metavar="N",
+                      help="CPU threads of each worker (default: torch's choice)")  # fmt: skip
+    models.add_settings(work, ServeSettings, "state")
     ray = parser.add_argument_group("Ray")
     ray.add_argument("--engine", choices=("local", "ray"), default="local", help="local: one process; ray: several")
-    add_settings(ray, RaySettings)
+    models.add_settings(ray, RaySettings)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
         optional(module, "serve")
     if args.engine == "ray":
         optional("ray.serve", "ray")
-    settings, tokens = ServeSettings(**_values(args, ServeSettings)), _tokens(args)
+    settings, tokens = models.read_settings(args, ServeSettings), _tokens(args)
     if args.engine == "ray":
         _run_on_ray(args, settings, tokens)
         return
@@ -69,15 +68,11 @@ def run(args: argparse.Namespace) -> None:
         _serve(args, place, server)
 
 
-def _values(args: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
-    return {field.name: getattr(args, field.name) for field in dataclasses.fields(kind)}
-
-
 def _run_on_ray(args: argparse.Namespace, settings: ServeSettings, tokens: "Tokens | None") -> None:
     """Serve from several processes, each with the streams that it owns."""
     from dpl.serve.ray import serve_on_ray
 
-    options = RaySettings(**_values(args, RaySettings))
+    options = models.read_settings(args, RaySettings)
     _source(args)[1]()  # a wrong option is reported here, in one line
     with _bound(args.host, args.port) as place:
         port = place.getsockname()[1]
@@ -139,17 +134,17 @@ def _server(args: argparse.Namespace, settings: ServeSettings, tokens: "Tokens |
     source, make = _source(args)
     return Server(
         make, source.transform, (3, source.size, source.size), settings, names=source.classes, tokens=tokens,
-        identity={"source_images": digest(args.source)} if args.source else {},
+        identity={"source_images": models.digest(args.source)} if args.source else {},
     )  # fmt: skip
 
 
-def _source(args: argparse.Namespace) -> tuple[SourceModel, Callable[[], dpl.AdaptiveModel]]:
+def _source(args: argparse.Namespace) -> tuple[models.SourceModel, Callable[[], dpl.AdaptiveModel]]:
     """Return the source model and what makes adaptive ones of it; they share labelled images, which are read once."""
-    source = load_source(args)
+    source = models.load_source(args)
     # A fixed layout: a restarted server must continue with bitwise identical results.
     source.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    make = partial(dpl.adapt, source.network, layout="as_is", **adaptation(args, source.transform, source.classes))
-    return source, make
+    options = models.adaptation(args, source.transform, source.classes)
+    return source, partial(dpl.adapt, source.network, layout="as_is", **options)
 
 
 def _announce(args: argparse.Namespace, port: int, about: Mapping[str, Any], problems: Sequence[str]) -> None:

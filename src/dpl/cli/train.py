@@ -5,11 +5,8 @@ import dataclasses
 import os
 
 from dpl.cli.console import print_json, print_table, progress
-from dpl.cli.models import add_settings
-from dpl.core.settings import describe
+from dpl.cli.models import add_settings, read_settings
 from dpl.training import TrainSpec, train
-
-__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Train, then print the best validation accuracy."""
-    spec = TrainSpec(**{name: getattr(args, name) for name, _, _ in describe(TrainSpec)})
+    spec = read_settings(args, TrainSpec)
     silent = int(os.environ.get("RANK", "0")) > 0  # of several processes that torchrun started only the first prints
     with progress("training", spec.steps, quiet=args.json or silent) as advance:
 

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +14,9 @@ import torch
 
 from dpl.core.errors import MissingExtraError, SettingError
 
-__all__ = ["choose_device", "declare_torchvision_operators", "entry_points", "import_object", "optional"]
+__all__ = [
+    "choose_device", "declare_torchvision_operators", "entry_points", "import_modules", "import_object", "optional",
+]  # fmt: skip
 
 _declared: list[Any] = []  # keeps the operator library alive, without which the declarations would vanish
 
@@ -51,6 +54,12 @@ def import_object(path: str) -> Any:
     if name and not hasattr(found, name):
         raise SettingError(f"{path!r}: module {module} has no {name!r}")
     return getattr(found, name) if name else found
+
+
+def import_modules(paths: Iterable[str]) -> None:
+    """Import modules of the user's own, which register methods."""
+    for path in paths:
+        import_object(path)
 
 
 @cache

@@ -76,7 +76,7 @@ def _inside(unit: Unit, kind: str, experiment: Experiment) -> Arrays:
 def _collect(unit: Unit, context: BenchContext, kind: str) -> Arrays:
     """Return features of the network adapted to the unit's stream, or the source's styles (Eq. 8, 9) and confidence."""
     stream = UnitStream(unit, context)
-    network, prefix = context.prepared(stream).model.method.network, 0
+    network, prefix = context.prepared(stream).method.network, 0
     if kind == "features":
         run_unit(unit, context)  # adapts this very model, which the context keeps, from its source state to the end
     else:

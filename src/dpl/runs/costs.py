@@ -79,10 +79,7 @@ class Pace:
 def _backward(
     gradient: torch.Tensor, images: torch.Tensor, weight: torch.Tensor, *rest: Any, out_val: Any = None
 ) -> int:
-    """Count a convolution's backward pass: as much as forward for each of the two gradients that are asked for.
-
-    torch's own formula takes no notice of groups and is far too high for depthwise layers.
-    """
+    """Count a convolution's backward pass; torch's formula ignores groups, far too high for depthwise layers."""
     transposed, wanted = rest[4], rest[7]
     positions = images if transposed else gradient
     return 2 * positions.numel() * weight[0].numel() * (bool(wanted[0]) + bool(wanted[1]))

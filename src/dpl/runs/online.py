@@ -34,10 +34,7 @@ class BatchResult(Generic[B]):
 def online(
     model: AdaptiveModel, batches: Iterable[tuple[Tensor, B]], work: Work | None = None, pace: Pace | None = None
 ) -> Iterator[BatchResult[B]]:
-    """Predict and adapt batch by batch; `work` counts the operations, `pace` decides when there is time to adapt.
-
-    Images are sent to the model's device.
-    """
+    """Predict and adapt batch by batch on the model's device; `work` counts operations, `pace` says when to adapt."""
     work = work or Work()
     for images, batch in batches:
         images = send(images, model.device)
@@ -57,11 +54,8 @@ def online(
 
 
 def send(images: Tensor, device: torch.device) -> Tensor:
-    """Send images to a device; a copy to a GPU starts from pinned memory, and this process does not wait for it.
-
-    Only the path to a CPU has run so far: no GPU was at hand.
-    """
-    if device.type == "cuda" and not images.is_cuda:
+    """Send images to a device; a copy to a GPU starts from pinned memory, and this process does not wait for it."""
+    if device.type == "cuda" and not images.is_cuda:  # has not run so far: no GPU was at hand
         return images.pin_memory().to(device, non_blocking=True)
     return images.to(device)
 
@@ -124,10 +118,7 @@ def evaluate(
     on_batch: Callable[[OnlineResult], None] = lambda result: None,
     pace: Pace | None = None,
 ) -> OnlineResult:
-    """Run a labelled stream through an adaptive model; labels are only compared with its predictions.
-
-    Images of no known class have the label -1. They count in no accuracy.
-    """
+    """Run a labelled stream through an adaptive model; labels, -1 for no known class, are only compared with it."""
     collected = OnlineResult()
     for result in online(model, batches, collected.work, pace):
         collected.add(result)

@@ -31,8 +31,7 @@ class Domain:
                 f"labels of domain {name!r} must be a non-empty vector of integers, got shape {found.shape} of "
                 f"{found.dtype}"
             )
-        level = f"severity of domain {name!r}"
-        self.severity = None if severity is None else whole_number(level, severity, least=0)
+        self.severity = None if severity is None else whole_number(f"severity of domain {name!r}", severity, least=0)
         self.name, self.labels = name, found.astype(np.int64)
 
     def __len__(self) -> int:
@@ -46,17 +45,13 @@ class Domain:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A part of the stream that is reported as one result.
-
-    `indices` has one row (number of the domain in the plan, sample number) per image, in order of arrival.
-    With `reset_before` the model is reset to the source model before the first batch. `visit` counts earlier visits.
-    """
+    """A part of the stream that is reported as one result."""
 
     name: str
-    indices: IntArray  # [n, 2]
-    reset_before: bool
+    indices: IntArray  # [n, 2]: number of the domain in the plan and sample number, in order of arrival
+    reset_before: bool  # whether the model is reset to the source model before the first batch
     severity: int | None = None
-    visit: int = 0
+    visit: int = 0  # how often the segment came before
 
     def __len__(self) -> int:
         return len(self.indices)

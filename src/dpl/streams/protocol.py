@@ -62,9 +62,7 @@ def plan(
 
     `order="numpy"` shuffles every segment on its own, by the seed and by the segment's name and visit alone.
     `order="python"` seeds Python's generator again for each segment, so that domains of equal length share one
-    permutation, as in the RMT library. `delta` turns the class-sorted order of the correlated protocols into a
-    Dirichlet one. `visits` is for `recurring`: the number of passes over the sequence. `imbalance` shifts the labels:
-    the most frequent class of a segment has so many times the samples of the rarest.
+    permutation, as in the RMT library.
 
     `outliers` are samples of no known class that are mixed into every segment; in index rows their domain has the
     number `len(domains)`.
@@ -111,16 +109,12 @@ def _python_shuffle(size: int, seed: int) -> IntArray:
 
 
 def _dirichlet(ordered: IntArray, labels: IntArray, delta: float, generator: np.random.Generator) -> IntArray:
-    """Spread positions, ordered by class, over slots of time: small `delta`, and a class arrives almost all at once.
-
-    docs/protocols.md has the rule. One slot is always open, so that a single pass places every sample. A slot may be
-    empty.
-    """
+    """Spread positions, ordered by class, over slots of time by the rule of docs/protocols.md; a slot may be empty."""
     groups = np.split(ordered, np.flatnonzero(np.diff(labels[ordered])) + 1)
     slots: list[list[IntArray]] = [[] for _ in groups]
     filled = np.zeros(len(groups), dtype=np.int64)
     for members in groups:
-        unfilled = np.flatnonzero(filled < len(labels) / len(groups))
+        unfilled = np.flatnonzero(filled < len(labels) / len(groups))  # never empty: one pass places every sample
         shares = generator.dirichlet(np.full(len(unfilled), delta))
         cuts = (np.cumsum(shares[:-1]).clip(0, 1) * len(members)).astype(np.int64)
         bounds = np.concatenate(([0], cuts, [len(members)]))
@@ -131,10 +125,7 @@ def _dirichlet(ordered: IntArray, labels: IntArray, delta: float, generator: np.
 
 
 def _long_tailed(arrival: IntArray, labels: IntArray, imbalance: float, generator: np.random.Generator) -> IntArray:
-    """Keep the first samples of each class; the sizes fall exponentially, as in CIFAR-LT, over classes in random order.
-
-    Every class keeps at least one sample.
-    """
+    """Keep the first samples of each class, at least one; sizes fall exponentially, as in CIFAR-LT, in random order."""
     classes, counts = np.unique(labels, return_counts=True)
     rank = generator.permutation(len(classes)) / max(len(classes) - 1, 1)
     sizes = np.maximum(1, np.floor(counts.min() * imbalance**-rank)).astype(np.int64)
