@@ -61,7 +61,7 @@ GENERATED = {
     "results/claims": 150,
     "results/cluster-cost": 300,
     "results/reliability": 200,
-    "results/speed": 150,
+    "results/speed": 160,
 }
 IN_ALL = 22_000
 METHOD_PAGE, DATA_PAGE = 280, 120  # outside collapsed blocks
