@@ -16,7 +16,7 @@ HAND_WRITTEN = {  # words of prose, without code and tables
     "corruptions": 350,
     "datasets": 700,
     "dpl": 550,
-    "dpl-soft": 970,
+    "dpl-soft": 1000,
     "getting-started": 600,
     "how-dpl-works": 750,
     "index": 250,
