@@ -50,7 +50,9 @@ class Tokens:
     """The valid bearer tokens, kept as hashes, with the prefix of the streams that each may see."""
 
     def __init__(self, tokens: Sequence[tuple[str, str]]) -> None:
-        shortest = min((len(token) for token, _ in tokens), default=0)
+        if not tokens:
+            raise SettingError("no token given: expected at least one")
+        shortest = min(len(token) for token, _ in tokens)
         if shortest < _SHORTEST_TOKEN:
             raise SettingError(f"a token has {shortest} characters: expected at least {_SHORTEST_TOKEN}")
         self._prefixes = {_digest(token): prefix for token, prefix in tokens}
