@@ -164,3 +164,8 @@ def test_the_command_refuses_a_public_address_without_a_token(
     assert code == 2
     assert "--token-file" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
+
+
+def test_an_empty_list_of_tokens_is_refused_as_such() -> None:
+    with pytest.raises(SettingError, match="no token given"):
+        Tokens([])
