@@ -13,7 +13,7 @@ import json
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from paired import Difference, estimate
 
 from dpl.bench.store import Store
 from dpl.bench.unit import Unit, resolved_settings
+from dpl.reproduce import paper
 
 HERE = Path(__file__).parent
 MECHANISM = HERE.parent / "docs/results/data/mechanism.csv"
@@ -86,13 +87,18 @@ def is_row(unit: Unit, wanted: Mapping[str, Any]) -> bool:
     return all(unit.settings.get(key, value) == value for key, value in full.items() if key != "seed")
 
 
-def gather(store: Store, ledger: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the measures of every row."""
-    rows = {
+def wanted_rows(ledger: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a unit must be for each row: what its stream says, then its own settings."""
+    return {
         label: ledger["defaults"][row["stream"]] | {key: value for key, value in row.items() if key != "stream"}
         for label, row in ledger["rows"].items()
         if "stream" in row
     }
+
+
+def gather(store: Store, ledger: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the measures of every row."""
+    rows = wanted_rows(ledger)
     found: dict[str, dict[str, dict[str, float]]] = {label: {} for label in ledger["rows"]}
     for unit in store.units():
         labels = [label for label, wanted in rows.items() if is_row(unit, wanted)]
@@ -176,22 +182,52 @@ def judged(claims: Iterable[Mapping[str, Any]], found: Found, margin: float) -> 
     return lines, evidence, verdicts
 
 
+def printed_rows(
+    found: Found, table: Mapping[str, float | None]
+) -> Iterator[tuple[str, pd.Series, list[str], list[str]]]:
+    """Yield each row that has runs, with its accuracies, its name and the paper's figure, and its calibration."""
+    values = {name: table_of(found, name) for name in ("accuracy", "ece", "nll")}
+    for row, printed in table.items():
+        if len(found.get(row, {})) > 1:
+            shown = "" if printed is None else f"{printed:.1f}"
+            calibration = [f"{values['ece'][row].mean():.1f}", f"{values['nll'][row].mean():.2f}"]
+            yield row, values["accuracy"][row].dropna(), [f"`{row}`", shown], calibration
+
+
+def with_interval(values: pd.Series) -> str:
+    """Return a mean that is no difference, with its interval."""
+    ours = estimate(values)
+    return f"{ours.mean:.1f} [{ours.low:.1f}, {ours.high:.1f}]"
+
+
+def gain(values: pd.DataFrame, row: str, base: str) -> str:
+    """Return the paired difference of a row to another one, nothing to itself or without pairs."""
+    return "" if row == base else str(effect_of(f"{row} - {base}", values) or "")
+
+
 def paper_table(found: Found, table: Mapping[str, float | None]) -> list[str]:
     """Return PACS by method: the paper's mean, ours with its interval, each target, and calibration."""
-    values = {name: table_of(found, name) for name in ("accuracy", "ece", "nll")}
-    lines = []
-    for row, printed in table.items():
-        if len(found.get(row, {})) < 2:
-            continue
-        accuracy = values["accuracy"][row].dropna()
+    values, lines = table_of(found, "accuracy"), list[str]()
+    for row, accuracy, start, calibration in printed_rows(found, table):
         targets = accuracy.groupby(lambda key: key[0].split()[1]).mean()
-        gain = "" if row == "source" else effect_of(f"{row} - source", values["accuracy"])
-        cells = [f"{targets.get(name, np.nan):.1f}" for name in TARGETS]
-        more = [f"{values['ece'][row].mean():.1f}", f"{values['nll'][row].mean():.2f}"]
-        shown = "" if printed is None else f"{printed:.1f}"
-        ours = estimate(accuracy)
-        mean = f"{ours.mean:.1f} [{ours.low:.1f}, {ours.high:.1f}]"
-        lines.append(f"| `{row}` | {shown} | {mean} | {gain} | {' | '.join(cells + more)} |")
+        means = [f"{targets.get(name, np.nan):.1f}" for name in TARGETS]
+        cells = [*start, with_interval(accuracy), gain(values, row, "source"), *means, *calibration]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def corruption_table(
+    found: Found, rows: Mapping[str, Mapping[str, Any]], *, stream: str, column: str, against: list[str], runs: int
+) -> list[str]:
+    """Return corruptions by method: the paper's mean error, ours with its interval, differences, and calibration."""
+    printed = paper.load("table4").cells
+    figures = {row: printed.get((own["method"], column)) for row, own in rows.items() if own.get("stream") == stream}
+    table = {row: figure and figure.value for row, figure in figures.items()}
+    values, lines = table_of(found, "accuracy"), list[str]()
+    for row, accuracy, start, calibration in printed_rows(found, table):
+        gains = [gain(values, row, base) for base in against]
+        count = f"{len(accuracy)}" if len(accuracy) == runs else f"{len(accuracy)} of {runs}"
+        lines.append(f"| {' | '.join([*start, with_interval(100 - accuracy), *gains, *calibration, count])} |")
     return lines
 
 
@@ -203,7 +239,7 @@ def condition_table(found: Found, rows: Iterable[str]) -> list[str]:
             table[table.index.get_level_values(0) == f"pacs {name} all"]
             for table in (table_of(found, "accuracy"), table_of(found, "confident"))
         )
-        gains = [str(effect_of(f"{row} - source", accuracy) or "") for row in rows]
+        gains = [gain(accuracy, row, "source") for row in rows]
         start = f"| {name} | {accuracy['source'].mean():.1f} | {sure['source'].mean():.0f}"
         lines.append(f"{start} | {' | '.join(gains)} |")
     return lines
@@ -215,7 +251,7 @@ def quarter_table(found: Found, rows: Iterable[str]) -> list[str]:
     more = [table_of(found, name) for name in ("confident", "precision_first", "precision")]
     lines = []
     for row in rows:
-        gains = [str(effect_of(f"{row} - source", table) or "") for table in tables]
+        gains = [gain(table, row, "source") for table in tables]
         lines.append(f"| `{row}` | {' | '.join(gains)} | {' | '.join(f'{table[row].mean():.1f}' for table in more)} |")
     return lines
 
@@ -272,8 +308,8 @@ def setting_table(found: Found, rows: Mapping[str, Iterable[str]]) -> list[str]:
     for base, others in rows.items():
         for row in (base, *others):
             if found.get(row):
-                gain = "" if row == base else effect_of(f"{row} - {base}", values) or ""
-                lines.append(f"| `{row}` | {values[row].mean():.1f} | {gain} | {values[row].count()} |")
+                mean, count = values[row].mean(), values[row].count()
+                lines.append(f"| `{row}` | {mean:.1f} | {gain(values, row, base)} | {count} |")
     return lines
 
 
@@ -290,6 +326,7 @@ def write_ledger(ledger: Mapping[str, Any], found: Found, origin: Mapping[str, s
         "SELECTION": selection, "SELECTED": against,
         "OWN_EVIDENCE": own_evidence, "OWN_CLAIMS": own, "CLAIMS": claims, "EVIDENCE": evidence,
         "TABLE1": paper_table(found, ledger.get("table1", {})),
+        "TABLE4": corruption_table(found, ledger["rows"], **ledger["table4"]) if "table4" in ledger else [],
         "CONDITIONS": condition_table(found, ledger["compared"]) if "compared" in ledger else [],
         "QUARTERS": quarter_table(found, ledger["compared"]) if "compared" in ledger else [],
         "NOISE": setting_table(found, ledger.get("noise", {})),

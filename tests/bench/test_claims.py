@@ -9,8 +9,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from dpl.bench import Store, Unit
+from dpl.bench import BenchContext, Store, Unit, read_grid
 from dpl.bench.run import Outcome
+from dpl.bench.section import SHIPPED
 from dpl.bench.unit import resolved_settings
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -107,6 +108,37 @@ def test_a_rate_is_chosen_on_held_out_source_images(claims: ModuleType) -> None:
     assert table["best"].tolist() == [3.0, 13.0]
     lines, _ = claims.selection_tables(found | {"source (P)": found["m 5e-6 (P)"]}, ["m"], ["5e-6", "5e-5", "5e-4"])
     assert lines[0].startswith("| `m` | 6.0 | 7.0 | 8.0 | 0/1/0 | +1.0 ")
+
+
+def test_corruptions_stand_beside_the_paper(claims: ModuleType) -> None:
+    places = [(f"cifar10 {name} all|{seed}", 10.0 * i) for i, name in enumerate(("fog", "snow")) for seed in (1, 2, 3)]
+    rows = {f"{name} (W)": {"stream": "whole", "method": name} for name in ("source", "dpl", "dpl_soft", "cotta")}
+    runs = (("source (W)", 50, 6), ("dpl (W)", 62, 6), ("dpl_soft (W)", 63, 3), ("cotta (W)", 0, 0))
+    found = {
+        row: {at: {"accuracy": value + more, "ece": 5.0, "nll": 0.5} for at, value in places[:count]}
+        for row, more, count in runs
+    }
+    wanted = {"stream": "whole", "column": "cifar10_c/5", "against": ["source (W)", "dpl (W)"], "runs": 6}
+    source, dpl, soft = claims.corruption_table(found, rows | {"dpl": {"stream": "pacs", "method": "dpl"}}, **wanted)
+    assert source.startswith("| `source (W)` | 43.5 | 45.0 [")  # of 50 and 40 % on the two corruptions
+    assert source.endswith("] |  | -12.0 [-12.0, -12.0] | 5.0 | 0.50 | 6 |")
+    assert dpl.startswith("| `dpl (W)` | 16.7 | 33.0 [")
+    assert dpl.endswith("] | +12.0 [+12.0, +12.0] |  | 5.0 | 0.50 | 6 |")
+    assert soft == (  # not in the paper; on fog alone, where source and DPL have 50 and 62 %
+        "| `dpl_soft (W)` |  | 37.0 [37.0, 37.0] | +13.0 [+13.0, +13.0] | +1.0 [+1.0, +1.0] | 5.0 | 0.50 | 3 of 6 |"
+    )
+
+
+def test_the_ledger_has_each_run_of_whole_corruptions_in_one_row(claims: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "cifar10_resnet20.safetensors").write_bytes(b"weights")
+    grid = read_grid(SHIPPED / "claims_cifar_whole.yaml", BenchContext(tmp_path, tmp_path, SHIPPED))
+    ledger = claims.yaml.safe_load((BENCHMARKS / "claims.yaml").read_text())
+    units = {cell.label: cell.candidates[0].target for cell in grid.cells}
+    wanted = claims.wanted_rows(ledger)
+    found = {label: [row for row in wanted if claims.is_row(unit, wanted[row])] for label, unit in units.items()}
+    assert found == {label: [f"{label} (W)"] for label in units}
+    assert len(grid.cells) == len(units) * ledger["table4"]["runs"]
+    assert sum(row.get("stream") == ledger["table4"]["stream"] for row in ledger["rows"].values()) == len(units)
 
 
 def test_the_page_can_be_redrawn_from_the_kept_measures(claims: ModuleType) -> None:
