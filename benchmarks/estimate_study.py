@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import dpl
 from dpl.backbones import create
+from dpl.core.numerics import same_class
 from dpl.data.corruptions import corrupt
 from dpl.estimate import EstimateSettings, Watch
 from dpl.estimate.difference import Comparison, compared
@@ -185,6 +186,7 @@ def record(run: Run, out: Path) -> None:
             "labels": known, "source": watch.source_and_shift(batch), "shift": watch.shift.expand(len(batch)),
             "source_again": forward(network, shrunk(batch)),
             "adapted": adapted, "beside": model.predict(beside_others(batch))[: len(batch)],
+            "adapted_alike": same_class(adapted), "early_alike": same_class(watch.early(batch)),
             "anchor": torch.full((len(batch),), float((guesses == labels[:ANCHORS]).float().mean())),
             "differ": torch.full((len(batch),), differ), "mean": mean.expand(len(batch), -1),
         })  # fmt: skip
@@ -233,10 +235,11 @@ def aetta(part: Mapping[str, Any]) -> float:
 
 def score_window(part: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """Return truth and estimates (adapted, source) of one window."""
-    of = {key: torch.from_numpy(part[key]) for key in ("source", "source_again", "adapted", "beside", "labels")}
+    keys = ("source", "source_again", "adapted", "beside", "labels", "adapted_alike", "early_alike")
+    of = {key: torch.from_numpy(part[key]) for key in keys}
     guess = {key: of[key].argmax(dim=1) for key in ("source", "source_again", "adapted", "beside")}
     window = Window(of["source"], of["adapted"], guess["source"] == guess["source_again"],
-                    guess["adapted"] == guess["beside"])  # fmt: skip
+                    guess["adapted"] == guess["beside"], of["adapted_alike"], of["early_alike"])  # fmt: skip
     found = accuracies(window, source.home, float(part["anchor"].mean()))
     numbers = compared(window, len(window), len(window), torch.as_tensor(part["shift"][-1])).tolist()
     blind = Comparison.read(len(window), numbers, EstimateSettings())

@@ -29,7 +29,7 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 NO_LABEL = -1
 MODES: dict[str, dict[str, Any]] = {"off": {"guard": False}, "on": {"guard": True}, "calibrated": {"guard": True}}
 OF_GUARD = ("limit", "allowance", "memory", "share", "glance", "surprise", "freeze_rows", "forget_after")
-OF_ESTIMATE = ("least_shift", "found_classes", "lost_classes")
+OF_ESTIMATE = ("least_shift", "class_worth", "alike")
 VARIED_ON = (
     "half constant frames",
     "noise, one clean class, noise",

@@ -82,7 +82,7 @@ class Unit(StreamSettings):
         settings = _keyed(kind_of(self.method).settings_class, self.settings)
         record = {"format": 1, **_keyed(Unit, self.record()), "settings": settings}
         if self.settings.get("norm") == "auto":
-            record["norm_rule"] = 3  # 2: small batches have the share of one of 32; 3: it follows the shift
+            record["norm_rule"] = 4  # 3: it follows the shift; 4: a single batch may show that it is not mixed
         text = json.dumps(record, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 

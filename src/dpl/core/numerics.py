@@ -15,13 +15,20 @@ from dpl.core.errors import InputError, SettingError
 
 __all__ = [
     "all_finite", "are_finite", "at_least_float32", "bounds", "cosines", "full_precision", "is_autocast_on",
-    "nonfinite_as_zeros", "nonfinite_rows", "read_together", "variance_and_mean", "without_autocast",
+    "nonfinite_as_zeros", "nonfinite_rows", "read_together", "same_class", "variance_and_mean", "without_autocast",
 ]  # fmt: skip
 
 P = ParamSpec("P")
 
 _SMALL = 4096  # values of a tensor; a call for each smaller one would cost more than looking at what is in it
 _HUGE = 1e30  # the next sum or square overflows
+
+
+def same_class(logits: Tensor) -> Tensor:
+    """Return for each row of a batch the share of the other rows that are predicted as the same class."""
+    predicted = logits.argmax(dim=1)
+    equal = (predicted[:, None] == predicted).sum(dim=1) - 1
+    return equal / max(1, len(predicted) - 1)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -3,9 +3,10 @@
     difference = firm(adapted) - firm(source) + worth (classes(adapted) - classes(source)) / classes that can be seen
 
 `firm` is the share of predictions that stay when the image is shrunk and others join its batch, `classes` the effective
-number of classes predicted; docs/internals/guard.md gives the reasons. A gain in firm predictions counts by the share
-of the source model's classes that are left, the smaller one of this look and of all images counted. The difference is
-at most the share of predictions that differ. Where nothing has shifted, all of these count as lost.
+number of classes predicted, counted over this look and over more images, whichever is worse for the adapted model. A
+gain in firm predictions counts by the share of the source model's classes that are left. The difference is at most the
+share of predictions that differ. Where nothing has shifted, or where the batch is not mixed and its statistics hide
+that, all of these count as lost. docs/internals/guard.md gives the reasons.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.signals import Window
-from dpl.methods.parts.norm_rules import UNKNOWN
+from dpl.methods.parts.norm_rules import BY_CHANCE, FULL_BATCH, UNKNOWN
 
 __all__ = ["Comparison", "compared"]
 
@@ -33,18 +34,20 @@ class Comparison:
     classes: float  # effective number of classes in the adapted model's predictions
     source_classes: float  # the same for the source model
     shift: float | None  # how far the images lie from the source's, in its variances; None without BatchNorm
+    mixed: bool = True  # whether the classes that the adapted model tells apart are more than its batch statistics show
 
     @classmethod
     def read(cls, rows: int, numbers: Sequence[float], settings: EstimateSettings) -> "Comparison":
         """Return what `compared` found, once its numbers were read on the host."""
-        shift, disagreement, firm, source_firm, own, other, own_now, other_now, seen = numbers
+        shift, disagreement, firm, source_firm, alike, early, own, other, seen, own_now, other_now, seen_now = numbers
         left = min(1.0, own / other, own_now / other_now)
         firmer = (firm - source_firm) * (left if firm > source_firm else 1.0)
-        worth = settings.found_classes if own > other else settings.lost_classes
-        most = disagreement if shift > settings.least_shift else -disagreement
-        difference = max(-disagreement, min(most, firmer + worth * (own - other) / seen))
+        found = min((own - other) / seen, (own_now - other_now) / seen_now)
+        mixed = early <= settings.alike * alike + BY_CHANCE
+        most = disagreement if mixed and shift > settings.least_shift else -disagreement
+        difference = max(-disagreement, min(most, firmer + settings.class_worth * found))
         known = None if shift > UNKNOWN / 2 else shift
-        return cls(rows, difference, disagreement, firm, source_firm, own, other, known)
+        return cls(rows, difference, disagreement, firm, source_firm, own, other, known, mixed)
 
 
 def compared(window: Window, rows: int, memory: int, shift: Tensor) -> Tensor:
@@ -52,9 +55,11 @@ def compared(window: Window, rows: int, memory: int, shift: Tensor) -> Tensor:
     new, old = window.last(rows), window.last(max(rows, memory))
     differ = new.source.argmax(dim=1) != new.adapted.argmax(dim=1)
     shares = [share.double().mean() for share in (differ, new.adapted_firm, new.source_firm)]
-    classes = [_classes(logits) for logits in (old.adapted, old.source, new.adapted, new.source)]
-    seen = torch.full_like(classes[0], min(window.source.shape[1], len(old)))  # classes that can be
-    return torch.stack([shift.double(), *shares, *classes, seen])
+    shares += [share.double().mean() for share in (old.adapted_alike, old.early_alike)]
+    for part in (old, window.last(max(rows, FULL_BATCH))):
+        shares += [_classes(part.adapted), _classes(part.source)]
+        shares.append(torch.full_like(shares[-1], min(window.source.shape[1], len(part))))  # classes that can be seen
+    return torch.stack([shift.double(), *shares])
 
 
 def _classes(logits: Tensor) -> Tensor:

@@ -41,12 +41,14 @@ _ADAPTED_ERROR = 0.42
 
 @dataclass(frozen=True)
 class Window:
-    """Logits of both models for the same images [n, C], and which predictions are firm [n]."""
+    """Logits of both models for the same images [n, C], which predictions are firm [n], and how alike batches look."""
 
     source: Tensor
     adapted: Tensor
     source_firm: Tensor
     adapted_firm: Tensor
+    adapted_alike: Tensor  # [n], share of the other images of its batch that are predicted as the same class
+    early_alike: Tensor  # [n], the same for the source model with batch statistics in its early layers alone
 
     def last(self, rows: int) -> "Window":
         """Return the latest rows."""

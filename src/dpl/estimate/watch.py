@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dpl.core.numerics import at_least_float32
+from dpl.core.numerics import at_least_float32, same_class
 from dpl.core.state import Stateful
 from dpl.estimate.difference import Comparison, compared
 from dpl.estimate.settings import EstimateSettings
 from dpl.estimate.signals import Accuracies, Home, Window, accuracies
 from dpl.methods.model_state import ModelState
-from dpl.methods.parts.norm_rules import UNKNOWN, MeasuredShift
+from dpl.methods.parts.norm_rules import UNKNOWN, EarlyBatch, MeasuredShift
 from dpl.network.norm_control import install
 from dpl.network.split import logits_of, private_copy
 from dpl.views.shifts import beside_others, shrunk
@@ -30,7 +30,8 @@ _STEP = 3.0  # forward passes that a step costs: forward and backward
 _FRESH = 256  # images that are all looked at after a start
 _FEWEST = 100  # images without which no verdict is given
 _ANCHOR_EVERY = 4  # looks
-_WINDOW = ("source_logits", "adapted_logits", "source_firm", "adapted_firm")  # the fields of a `Window`
+# The fields of a `Window`.
+_WINDOW = ("source_logits", "adapted_logits", "source_firm", "adapted_firm", "adapted_alike", "early_alike")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class Watch(Stateful):
     adapted_logits: Tensor | None
     source_firm: Tensor | None  # [n] whether shrinking leaves the prediction
     adapted_firm: Tensor | None
+    adapted_alike: Tensor | None  # [n] share of its batch that is predicted as the same class
+    early_alike: Tensor | None
     credit: float  # passes of one image that may be spent
     looks: int
     shift: Tensor  # [], of the images looked at last, in running variances
@@ -130,6 +133,12 @@ class Watch(Stateful):
         """Return the logits of the frozen source model."""
         return logits_of(self._source(images))
 
+    @torch.no_grad()
+    def early(self, images: Tensor) -> Tensor:
+        """Return the logits of the source model with batch statistics in its early layers."""
+        with self._norm.using(EarlyBatch()):
+            return self.source(images)
+
     def source_and_shift(self, images: Tensor) -> Tensor:
         """Return the logits of the source model, and measure how far the images lie from the source's."""
         measured = MeasuredShift()
@@ -158,7 +167,8 @@ class Watch(Stateful):
         again = state.method.predict(shrunk(images) if _independent(state) else beside_others(images))[: len(images)]
         pairs = (source, self.source(shrunk(images))), (adapted, again)
         firm = [now.argmax(dim=1) == then.argmax(dim=1) for now, then in pairs]
-        for name, value in zip(_WINDOW, (*map(at_least_float32, (source, adapted)), *firm), strict=True):
+        seen = (*map(at_least_float32, (source, adapted)), *firm, *self._alike(state, images, adapted))
+        for name, value in zip(_WINDOW, seen, strict=True):
             before = getattr(self, name)
             joined = value.detach() if before is None else torch.cat([before, value.detach().to(before)])
             setattr(self, name, joined[-max(self.settings.window, len(value)) :].clone())
@@ -168,6 +178,12 @@ class Watch(Stateful):
             self.anchor = (self.home.accuracy + (right - source_right).double() / len(labels)).clamp(max=1.0)
             self.credit -= len(labels)
         self.looks += 1
+
+    def _alike(self, state: ModelState, images: Tensor, adapted: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how alike the images of the batch look to the adapted model, and to the early layers' statistics."""
+        if _independent(state):
+            return (torch.zeros(len(images), device=images.device),) * 2
+        return same_class(adapted), same_class(self.early(images))
 
     def clear(self) -> None:
         """Forget the window: the model was replaced. The shift is the stream's."""
@@ -213,7 +229,7 @@ class Watch(Stateful):
 
 
 def _price(state: ModelState, images: Tensor) -> float:
-    return len(images) * (3.0 if _independent(state) else 4.0)
+    return len(images) * (3.0 if _independent(state) else 5.0)
 
 
 def _independent(state: ModelState) -> bool:

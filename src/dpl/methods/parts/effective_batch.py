@@ -11,6 +11,11 @@ vectors of some images of each batch:
 A shuffled stream has rho = 0, one sorted by class a rho near 1. The term with the root is two standard errors of F:
 chance alone must not count.
 
+That needs several batches, and a stream of one class has no other batch to differ from. So some batches are looked at
+by themselves, too. Where all layers use the statistics of a batch of one class, its images look different; where only
+the early ones do, they look alike (`EarlyBatch`). With a and b the shares of pairs of images that are predicted as the
+same class in these two cases, rho is at least (b - a) / (1 - a) if b > 1.5 a + 0.015.
+
 The same pass of the source model measures the shift: how far, in its BatchNorm layers, the means of the images lie
 from the running ones (`MeasuredShift`), on average over layers and over the last 16 images or more.
 
@@ -30,7 +35,17 @@ from torch.func import functional_call
 
 from dpl.core.numerics import at_least_float32
 from dpl.core.state import Stateful
-from dpl.methods.parts.norm_rules import ENOUGH, FULL_BATCH, STREAM, UNKNOWN, AutoBlend, MeasuredShift
+from dpl.methods.parts.norm_rules import (
+    ENOUGH,
+    FULL_BATCH,
+    STREAM,
+    UNKNOWN,
+    AutoBlend,
+    BatchStatistics,
+    EarlyBatch,
+    MeasuredShift,
+)
+from dpl.network.norm_control import Rule
 from dpl.network.split import logits_of
 
 if TYPE_CHECKING:
@@ -41,6 +56,9 @@ __all__ = ["EffectiveBatch"]
 _MEMORY = 64  # batches over which the sums are averaged, so that a stream may change its order
 _STANDARD_ERRORS = 2
 _EPS = 1e-6
+_ROWS = 256  # images of a batch that are looked at by themselves
+_OF_ONE_CLASS = 0.06  # shift of images of one class
+_EVERY = 16  # batches between two such looks, after the first ones
 
 
 class EffectiveBatch(Stateful):
@@ -56,6 +74,8 @@ class EffectiveBatch(Stateful):
     squared_weights: float
     rows: float
     correlated: int  # whether rho was positive once
+    seen_alone: int  # batches large enough to be looked at by themselves
+    alone: Tensor  # [], least rho by the latest of these that was
 
     model: "ModelState"  # set by it: the source weights, and the way back to them
 
@@ -65,6 +85,7 @@ class EffectiveBatch(Stateful):
         self.declare(rho=torch.zeros((), device=device), total=None, squares=None)
         self.declare(shift=torch.full((), UNKNOWN, device=device), moves=None, seen=0.0)
         self.declare(batches=0.0, squared_weights=0.0, rows=0.0, correlated=0)
+        self.declare(seen_alone=0, alone=torch.zeros((), device=device))
         self.follow()
 
     def look(self, images: Tensor) -> None:
@@ -73,6 +94,7 @@ class EffectiveBatch(Stateful):
             measured = MeasuredShift()
             self._add(self._source_predictions(images[:: -(-len(images) // ENOUGH)], measured))
             self._average(measured, len(images))
+            self._look_alone(images)
             self.follow()
             # The one value that is read on the host, until it is first positive: a return to the source changes the
             # shapes of memories, which no tensor can decide.
@@ -84,12 +106,29 @@ class EffectiveBatch(Stateful):
             optimizer.scale_lr(full * self.rule.shifted)
 
     @torch.no_grad()
+    def _source_logits(self, images: Tensor, rule: Rule) -> Tensor:
+        network = self.model.network
+        with network.norm.using(rule):
+            return logits_of(functional_call(network.module, self.model.source_parameters(), (images,)))
+
     def _source_predictions(self, images: Tensor, measured: MeasuredShift) -> Tensor:
         """Return the source model's predictions, and measure the shift on the way."""
-        with self.model.network.norm.using(measured):
-            logits = logits_of(functional_call(self.model.network.module, self.model.source_parameters(), (images,)))
+        logits = self._source_logits(images, measured)
         self.shift = measured.added_to(self.shift, len(images))
         return at_least_float32(logits).softmax(dim=1).nan_to_num()  # one broken image must not stay in the sums
+
+    def _look_alone(self, images: Tensor) -> None:
+        """Now and then see whether the batch is mixed, by itself: after 1, 2, 4, 8, 16 batches, then every 16."""
+        if len(images) < ENOUGH or not self.model.network.norm.layers:
+            return
+        self.seen_alone += 1
+        n = self.seen_alone
+        if n % _EVERY == 0 or (n < _EVERY and n & (n - 1) == 0):
+            some = images[:: -(-len(images) // _ROWS)]
+            a, b = (_alike(self._source_logits(some, rule)) for rule in (BatchStatistics(), EarlyBatch()))
+            by_chance = 0.3 * a + 0.01 + 0.5 / len(some)
+            self.alone = torch.where(b - a > by_chance, (b - a) / (1 - a), 0).to(self.rho.dtype)
+        self.rho = torch.maximum(self.rho, self.alone)
 
     @torch.no_grad()
     def _average(self, measured: MeasuredShift, count: int) -> None:
@@ -128,6 +167,9 @@ class EffectiveBatch(Stateful):
     def follow(self) -> None:
         """Tell the rule."""
         self.rule.rho, self.rule.shift = self.rho, self.shift
+        if self.total is not None:
+            repeats = (self.total / self.rows).square().sum()  # 1 / effective number of classes
+            self.rule.of_classes = torch.where(self.rho > 0, _OF_ONE_CLASS * repeats, 0).to(self.shift)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set everything to a copy of `state`, the rule included."""
@@ -138,3 +180,9 @@ class EffectiveBatch(Stateful):
         """Follow the network, the rule included."""
         super().move(transfer)
         self.follow()
+
+
+def _alike(logits: Tensor) -> Tensor:
+    """Return the mean probability that two images of a batch are of the same class."""
+    p = at_least_float32(logits).softmax(dim=1).nan_to_num()
+    return (p.sum(dim=0).square().sum() - p.square().sum()) / (len(p) * (len(p) - 1))

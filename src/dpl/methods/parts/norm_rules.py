@@ -34,14 +34,17 @@ from dpl.network.norm_control import (
 )
 
 __all__ = [
-    "ENOUGH", "FULL_BATCH", "RULES", "STREAM", "UNKNOWN", "AutoBlend", "BatchRenormalisation", "BatchStatistics",
-    "BlendedStatistics", "MeasuredShift", "MedianStatistics", "RecordedStatistics", "RunningStatistics", "StreamRule",
-    "TrackRunning", "UnMix", "batch_share", "blend", "parse_norm",
+    "ALIKE", "BY_CHANCE", "ENOUGH", "FULL_BATCH", "RULES", "STREAM", "UNKNOWN", "AutoBlend", "BatchRenormalisation", "BatchStatistics",
+    "BlendedStatistics", "EarlyBatch", "MeasuredShift", "MedianStatistics", "RecordedStatistics", "RunningStatistics",
+    "StreamRule", "TrackRunning", "UnMix", "batch_share", "blend", "parse_norm",
 ]  # fmt: skip
 
 ENOUGH = 16  # images of a batch that tell how far it has shifted, and how alike its images are
 FULL_BATCH = 32  # images; a smaller one has the same share of statistics, and a lower learning rate
 STREAM = 2048  # images that the averages of the stream reach back to
+# A batch is not mixed if its images look this many times as alike, and by this share of pairs more, where late layers
+# keep the source statistics.
+ALIKE, BY_CHANCE = 1.5, 0.015
 UNKNOWN = 1e4  # the shift until it is measured: larger than any, also in half precision
 
 
@@ -156,6 +159,7 @@ class AutoBlend(StreamRule):
         self.prior = prior  # images that the rest of the blend counts for, beside a batch of 32 or more
         self.least = least  # shift up to which the source statistics stay
         self.rho, self.shift = torch.zeros(()), torch.tensor(UNKNOWN)
+        self.of_classes = torch.zeros(())  # shift that may come from the classes of the stream alone
 
     def first(self, mean: Tensor, variance: Tensor, random: Random) -> dict[str, Tensor]:
         """Begin with the source statistics."""
@@ -173,13 +177,16 @@ class AutoBlend(StreamRule):
     @property
     def shifted(self) -> Tensor:
         """0 where nothing has shifted, near 1 where much has."""
-        return (1 - (self.least / self.shift.clamp(min=1e-9)).square()).clamp(min=0)
+        return (1 - ((self.least + self.of_classes) / self.shift.clamp(min=1e-9)).square()).clamp(min=0)
 
     def rest(self, layer: Any, control: NormControl) -> Pair:
         """Mean and variance that the batch's are blended with."""
+        source = layer.running_mean, layer.running_var
+        if not is_early(layer, control):
+            return source
         columns = control.columns[layer]
         of_stream = self.means[columns], self.variances[columns]
-        return blend((layer.running_mean, layer.running_var), of_stream, self.shifted.where(self.rho > 0, 0))
+        return blend(source, of_stream, self.shifted.where(self.rho > 0, 0))
 
     def statistics(self, layer: Any, x: Tensor, control: NormControl) -> Pair:
         """Return the present blend, then let the averages follow the batch."""
@@ -285,6 +292,20 @@ class BatchRenormalisation(StreamRule):
 
 
 @dataclass(frozen=True)
+class EarlyBatch:
+    """Batch statistics in the first layers, source statistics in the last third.
+
+    Early layers see the style of the images, and late ones their classes. So most of a shift is taken off, but a batch
+    of one class keeps what makes it one class.
+    """
+
+    def __call__(self, layer: _BatchNorm, forward: Forward, x: Tensor, control: NormControl) -> Tensor:
+        """Normalise one layer."""
+        rule = BatchStatistics() if is_early(layer, control) else RunningStatistics()
+        return rule(layer, forward, x, control)
+
+
+@dataclass(frozen=True)
 class MeasuredShift:
     """Source statistics; beside, how far the images lie from them.
 
@@ -312,6 +333,11 @@ class MeasuredShift:
             return before
         now = torch.stack(self.by_layer).mean().nan_to_num().to(before.dtype)  # a broken image must not stay
         return torch.where(before > UNKNOWN / 2, now, before).lerp(now, min(1.0, images / ENOUGH))
+
+
+def is_early(layer: _BatchNorm, control: NormControl) -> bool:
+    """Say whether a layer is not among the last third."""
+    return 3 * control.layers.index(layer) < 2 * len(control.layers)
 
 
 def blend(rest: Pair, own: Pair, share: Tensor | float) -> Pair:
