@@ -5,8 +5,10 @@ import torch
 from torch import Tensor, nn
 
 import dpl
+from abuse import streams
 from dpl.methods.parts.effective_batch import EffectiveBatch
-from dpl.methods.parts.norm_rules import STREAM, AutoBlend, MeasuredShift
+from dpl.methods.parts.norm_rules import STREAM, AutoBlend, EarlyBatch, MeasuredShift
+from dpl.network.norm_control import install
 from dpl.testing import Subject, copies_are_independent, predict_changes_nothing, reset_is_exact, resumes_exactly
 from nets import images, network
 
@@ -275,3 +277,45 @@ def test_without_a_shift_nothing_is_learnt() -> None:
         model(mixed(seed))
     for name, value in at_home().named_parameters():
         assert torch.equal(model.model.get_parameter(name), value), name
+
+
+def test_early_layers_follow_the_batch_and_the_last_third_the_source() -> None:
+    layers = [nn.BatchNorm1d(2) for _ in range(6)]
+    control = install(nn.Sequential(*layers))
+    x = torch.randn(8, 2, generator=torch.Generator().manual_seed(0)) + 3
+    with control.using(EarlyBatch()):
+        followed = [torch.allclose(layer(x).mean(dim=0), torch.zeros(2), atol=1e-5) for layer in layers]
+    assert followed == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_one_batch_shows_that_it_has_one_class(size: int) -> None:
+    made = streams.one_class("noise", size, size=size), streams.iid("noise", size, size=size)
+    for batches, is_mixed in zip(made, (False, True), strict=True):
+        model = dpl.adapt(streams.network(), "dpl_soft", layout="as_is")
+        model(batches[0][0])
+        assert (float(model.method.effective_batch.rho) == 0) == is_mixed
+
+
+def test_a_stream_of_one_class_is_predicted_nearly_as_the_source_model_does() -> None:
+    """The first batch already; batch statistics alone lose most of it."""
+    batches = streams.one_class("noise", 320)
+    found = {}
+    for norm in ("running", "auto", "batch"):
+        model = dpl.adapt(streams.network(), "dpl_soft", norm=norm, loss="none", layout="as_is")
+        found[norm] = sum(int((model(images).argmax(dim=1) == labels).sum()) for images, labels in batches)
+    assert found["auto"] >= found["running"] - 6
+    assert found["batch"] < found["running"] - 100
+
+
+def test_a_batch_is_looked_at_by_itself_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, looks = dpl.adapt(streams.network(), "norm", norm="auto", layout="as_is"), []
+    measured = model.method.effective_batch
+    plain = measured._source_logits
+    monkeypatch.setattr(measured, "_source_logits", lambda x, rule: looks.append(type(rule).__name__) or plain(x, rule))
+    for images_, _ in streams.iid("noise", 16 * 40, size=16):
+        model(images_)
+    assert looks.count("EarlyBatch") == looks.count("BatchStatistics") == 6  # after 1, 2, 4, 8, 16 and 32 batches
+    before = len(looks)
+    model(streams.iid("noise", 8, size=8)[0][0])
+    assert looks[before:] == ["MeasuredShift"], "a batch of eight tells nothing by itself"

@@ -34,9 +34,9 @@ from dpl.network.norm_control import (
 )
 
 __all__ = [
-    "ALIKE", "BY_CHANCE", "ENOUGH", "FULL_BATCH", "RULES", "STREAM", "UNKNOWN", "AutoBlend", "BatchRenormalisation", "BatchStatistics",
-    "BlendedStatistics", "EarlyBatch", "MeasuredShift", "MedianStatistics", "RecordedStatistics", "RunningStatistics",
-    "StreamRule", "TrackRunning", "UnMix", "batch_share", "blend", "parse_norm",
+    "ALIKE", "BY_CHANCE", "ENOUGH", "FULL_BATCH", "RULES", "STREAM", "UNKNOWN", "AutoBlend", "BatchRenormalisation",
+    "BatchStatistics", "BlendedStatistics", "EarlyBatch", "MeasuredShift", "MedianStatistics", "RecordedStatistics",
+    "RunningStatistics", "StreamRule", "TrackRunning", "UnMix", "batch_share", "blend", "parse_norm",
 ]  # fmt: skip
 
 ENOUGH = 16  # images of a batch that tell how far it has shifted, and how alike its images are
