@@ -52,7 +52,7 @@ def study(name: str) -> list[dict[str, Any]]:
             right = {k: 100 * float((v.argmax(dim=1) == labels[rows]).float().mean()) for k, v in logits.items()}
             early, alike = (float(same_class(logits[rule]).mean()) for rule in ("early", "batch"))
             seen = 100.0 * (early > ALIKE * alike + BY_CHANCE)
-            lines.append({"network": name, "batch": kind, "corruption": corruption, **right, "not mixed": seen})
+            lines.append({"network": name, "kind": kind, "corruption": corruption, **right, "not mixed": seen})
     return lines
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     lines = pd.DataFrame([line for name in parser.parse_args().networks for line in study(name)])
     print("| network | batch | source statistics | early layers | all layers | seen not to be mixed | batches |")
     print("|---|---|---:|---:|---:|---:|---:|")
-    for (name, kind), part in lines.groupby(["network", "batch"], sort=False):
+    for (name, kind), part in lines.groupby(["network", "kind"], sort=False):
         cells = [f"{part[column].mean():.1f}" for column in RULES] + [f"{part['not mixed'].mean():.0f} %"]
         print(f"| {name} | {kind} | {' | '.join(cells)} | {len(part)} |")
 

@@ -76,7 +76,7 @@ class Method(Stateful, Generic[S]):
     info: ClassVar[MethodInfo]
     settings_class: ClassVar[type[Settings]] = Settings
     no_export: str = ""  # why no plain network can give this method's predictions
-    predicts_jointly: ClassVar[bool] = False  # also changes the predictions of a batch together
+    predicts_jointly: ClassVar[bool] = False  # the prediction of an image depends on its batch, whatever `norm` is
     commits_last: ClassVar[bool] = False  # nothing that can fail comes after the optimizer's (only) step
     augment: Callable[[Tensor], Tensor]  # of methods that make views
 

@@ -72,6 +72,7 @@ class DomainAdaptor(GradientMethod[DomainAdaptorSettings]):
 
     settings_class = DomainAdaptorSettings
     no_export = "each layer mixes the source's statistics anew with those of every batch"
+    predicts_jointly = True
 
     def loss(self, out: Pass) -> Objective:
         """Mean generalised entropy."""

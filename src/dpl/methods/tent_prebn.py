@@ -50,6 +50,7 @@ class TentPreBN(GradientMethod[TentPreBNSettings]):
     """Entropy minimisation through an inserted normalisation of the features."""
 
     settings_class = TentPreBNSettings
+    predicts_jointly = True
     no_export = "it normalises the features of a batch by a layer that the network does not have"
     prebn: nn.BatchNorm1d
 

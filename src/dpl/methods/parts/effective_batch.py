@@ -167,6 +167,7 @@ class EffectiveBatch(Stateful):
     def follow(self) -> None:
         """Tell the rule."""
         self.rule.rho, self.rule.shift = self.rho, self.shift
+        self.rule.of_classes = torch.zeros_like(self.shift)
         if self.total is not None:
             repeats = (self.total / self.rows).square().sum()  # 1 / effective number of classes
             self.rule.of_classes = torch.where(self.rho > 0, _OF_ONE_CLASS * repeats, 0).to(self.shift)

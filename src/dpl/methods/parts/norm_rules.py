@@ -145,10 +145,13 @@ class AutoBlend(StreamRule):
     it. Nothing is read on the host.
 
     The rest of the blend are the source statistics. Where batches are not mixed (rho > 0), their own statistics say
-    little, but the stream's say much: then the rest are g parts of its averages M and V, which start as the source
-    statistics and follow each batch with mean m and variance v by r = n / (n + 2048):
+    little, but the stream's say much: then, in early layers, the rest are g parts of its averages M and V, which start
+    as the source statistics and follow each batch with mean m and variance v by r = n / (n + 2048):
 
         V <- (1 - r) (V + r (m - M)^2) + r v,   M <- M + r (m - M)
+
+    Late layers depend on the classes of the stream, and keep the source statistics. Few classes alone look like a
+    shift, so `least` is then larger by `of_classes`.
     """
 
     means: Tensor  # M, [channels]
