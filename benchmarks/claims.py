@@ -326,7 +326,9 @@ def write_ledger(ledger: Mapping[str, Any], found: Found, origin: Mapping[str, s
         "SELECTION": selection, "SELECTED": against,
         "OWN_EVIDENCE": own_evidence, "OWN_CLAIMS": own, "CLAIMS": claims, "EVIDENCE": evidence,
         "TABLE1": paper_table(found, ledger.get("table1", {})),
-        "TABLE4": corruption_table(found, ledger["rows"], **ledger["table4"]) if "table4" in ledger else [],
+        "TABLE4": [
+            line for part in ledger.get("table4", []) for line in corruption_table(found, ledger["rows"], **part)
+        ],
         "CONDITIONS": condition_table(found, ledger["compared"]) if "compared" in ledger else [],
         "QUARTERS": quarter_table(found, ledger["compared"]) if "compared" in ledger else [],
         "NOISE": setting_table(found, ledger.get("noise", {})),

@@ -137,8 +137,8 @@ def test_the_ledger_has_each_run_of_whole_corruptions_in_one_row(claims: ModuleT
     wanted = claims.wanted_rows(ledger)
     found = {label: [row for row in wanted if claims.is_row(unit, wanted[row])] for label, unit in units.items()}
     assert found == {label: [f"{label} (W)"] for label in units}
-    assert len(grid.cells) == len(units) * ledger["table4"]["runs"]
-    assert sum(row.get("stream") == ledger["table4"]["stream"] for row in ledger["rows"].values()) == len(units)
+    assert len(grid.cells) == len(units) * ledger["table4"][0]["runs"]
+    assert sum(row.get("stream") == "whole" for row in ledger["rows"].values()) == len(units)
 
 
 def test_the_page_can_be_redrawn_from_the_kept_measures(claims: ModuleType) -> None:

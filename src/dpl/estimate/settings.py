@@ -23,6 +23,6 @@ class EstimateSettings(Checked):
         0.016, "shift of the images, in variances of the source's, up to which the source model is believed", low=0
     )
     alike: float = setting(
-        ALIKE, "how many times as alike the images of a batch may look where late layers keep source statistics", low=1
+        ALIKE, "how many times as alike the images of a batch may look where late layers keep source statistics", low=0
     )
     margin: float = setting(0.02, "difference of accuracy below which the verdict is 'unsure'", low=0, high=1)
