@@ -52,6 +52,13 @@ def test_commit_then_read(tmp_path):
     assert [u.key for u in again.units()] == [unit.key]
 
 
+def test_a_unit_that_is_keyed_otherwise_today_is_not_listed(tmp_path):
+    store, unit = Store(tmp_path), a_unit()
+    store.commit(unit, an_outcome(75.0))
+    (tmp_path / "units" / unit.key).rename(tmp_path / "units" / ("0" * 24))
+    assert list(store.units()) == []
+
+
 def test_the_first_of_two_commits_stays(tmp_path):
     store, unit = Store(tmp_path), a_unit()
     store.commit(unit, an_outcome(75.0))

@@ -105,10 +105,12 @@ class Store:
             return dict(archive)
 
     def units(self) -> Iterator[Unit]:
-        """Yield every finished unit."""
+        """Yield every finished unit; those of an earlier rule of `norm="auto"` have another key and are left out."""
         for folder in sorted(self._units.glob("[!.]*")):
             if _is_whole(folder):
-                yield Unit.from_record(json.loads((folder / "unit.json").read_text(encoding="utf-8")))
+                unit = Unit.from_record(json.loads((folder / "unit.json").read_text(encoding="utf-8")))
+                if unit.key == folder.name:
+                    yield unit
 
     def rows(self, **wanted: Any) -> list[Record]:
         """Return every stored segment as one flat row: the unit's fields, then the record's; `wanted` filters."""
