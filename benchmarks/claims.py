@@ -83,7 +83,7 @@ def is_row(unit: Unit, wanted: Mapping[str, Any]) -> bool:
     if unit.method != wanted["method"] or own != fields:
         return False
     given = {key: value for key, value in wanted.items() if key not in (*FIELDS, "method")}
-    full = resolved_settings(unit.method, given)
+    full = json.loads(json.dumps(resolved_settings(unit.method, given)))  # lists for tuples, as units have them
     return all(unit.settings.get(key, value) == value for key, value in full.items() if key != "seed")
 
 
