@@ -13,8 +13,8 @@ chance alone must not count.
 
 That needs several batches, and a stream of one class has no other batch to differ from. So some batches are looked at
 by themselves, too. Where all layers use the statistics of a batch of one class, its images look different; where only
-the early ones do, they look alike (`EarlyBatch`). With a and b the shares of pairs of images that are predicted as the
-same class in these two cases, rho is at least (b - a) / (1 - a) if b > 1.5 a + 0.015.
+the early ones do, they look alike (`EarlyBatch`). With a and b the mean probability that two of its m images are of the
+same class in these two cases, rho is at least (b - a) / (1 - a) if b - a > 0.3 a + 0.01 + 0.5 / m.
 
 The same pass of the source model measures the shift: how far, in its BatchNorm layers, the means of the images lie
 from the running ones (`MeasuredShift`), on average over layers and over the last 16 images or more.
@@ -57,8 +57,8 @@ _MEMORY = 64  # batches over which the sums are averaged, so that a stream may c
 _STANDARD_ERRORS = 2
 _EPS = 1e-6
 _ROWS = 256  # images of a batch that are looked at by themselves
-_OF_ONE_CLASS = 0.06  # shift of images of one class
-_EVERY = 16  # batches between two such looks, after the first ones
+_OF_ONE_CLASS = 0.06  # shift that clean images of one class have, in running variances
+_EVERY = 16  # batches between two looks at one by itself, after the first ones
 
 
 class EffectiveBatch(Stateful):
@@ -184,6 +184,10 @@ class EffectiveBatch(Stateful):
 
 
 def _alike(logits: Tensor) -> Tensor:
-    """Return the mean probability that two images of a batch are of the same class."""
+    """Return the mean probability that two images of a batch are of the same class.
+
+    Of one small batch it varies less than the share of equal predictions. The guard counts those (`same_class`), since
+    adaptation changes the scale of logits.
+    """
     p = at_least_float32(logits).softmax(dim=1).nan_to_num()
     return (p.sum(dim=0).square().sum() - p.square().sum()) / (len(p) * (len(p) - 1))
