@@ -310,9 +310,9 @@ def test_a_stream_of_one_class_is_predicted_nearly_as_the_source_model_does() ->
 
 def test_a_batch_is_looked_at_by_itself_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     model, looks = dpl.adapt(streams.network(), "norm", norm="auto", layout="as_is"), []
-    measured = model.method.effective_batch
-    plain = measured._source_logits
-    monkeypatch.setattr(measured, "_source_logits", lambda x, rule: looks.append(type(rule).__name__) or plain(x, rule))
+    measured = model.method.effective_batch.model
+    plain = measured.source_logits
+    monkeypatch.setattr(measured, "source_logits", lambda x, rule: looks.append(type(rule).__name__) or plain(x, rule))
     for images_, _ in streams.iid("noise", 16 * 40, size=16):
         model(images_)
     assert looks.count("EarlyBatch") == looks.count("BatchStatistics") == 6  # after 1, 2, 4, 8, 16 and 32 batches

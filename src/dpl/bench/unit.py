@@ -12,7 +12,7 @@ from dpl.bench.domains import CLEAN, CORRUPTED, DOMAINS, FOLDER
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.settings import Checked, make_settings, setting
 from dpl.methods import get_method
-from dpl.streams.protocol import Order
+from dpl.streams.protocol import PROTOCOLS, Order
 
 __all__ = [
     "Candidate", "Cell", "SourceData", "StreamSettings", "Unit", "kind_of", "resolved_settings", "settings_of",
@@ -83,6 +83,8 @@ class Unit(StreamSettings):
         record = {"format": 1, **_keyed(Unit, self.record()), "settings": settings}
         if self.settings.get("norm") == "auto":
             record["norm_rule"] = 4  # 3: it follows the shift; 4: a single batch may show that it is not mixed
+        elif "mixed_only" in self.settings and PROTOCOLS[self.protocol].correlated:
+            record["mixed_only"] = self.settings["mixed_only"]  # elsewhere it changes nothing
         text = json.dumps(record, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 

@@ -48,6 +48,10 @@ class Stateful:
         self._parts[name] = part
         setattr(self, name, part)
 
+    def parts(self) -> dict[str, "Stateful"]:
+        """Return the declared parts by name."""
+        return dict(self._parts)
+
     def everyone(self) -> list["Stateful"]:
         """Return this object and all its parts."""
         return [self, *(owner for part in self._parts.values() for owner in part.everyone())]

@@ -19,6 +19,7 @@ from dpl.core.optimizer import NamedOptimizer
 from dpl.core.random import Random
 from dpl.core.state import Stateful
 from dpl.methods.parts.effective_batch import EffectiveBatch
+from dpl.methods.parts.mixed_stream import OfStream
 from dpl.methods.parts.norm_rules import AutoBlend, RunningStatistics, StreamRule, parse_norm
 from dpl.methods.parts.top_layers import below_top
 from dpl.methods.registry import MethodInfo
@@ -108,6 +109,11 @@ class Method(Stateful, Generic[S]):
     def optimizers(self) -> dict[str, NamedOptimizer]:
         """The optimizers whose state is part of the method's."""
         return {}
+
+    @property
+    def of_stream(self) -> dict[str, OfStream]:
+        """The parts that know the stream, by name: they measure it with the source model."""
+        return {name: part for name, part in self.parts().items() if isinstance(part, OfStream)}
 
     @property
     def trainable(self) -> dict[str, Parameter]:

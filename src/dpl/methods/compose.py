@@ -56,7 +56,7 @@ def with_added_loss(name: str, added: str) -> type[GradientMethod[Any]]:
 
 def _own_fields(member: type[Method[Any]]) -> list["dataclasses.Field[Any]"]:
     """Return the settings of a member that are not about training: X has its own of those."""
-    shared = {field.name for field in fields(GradientSettings)}
+    shared = {field.name for field in fields(GradientSettings)} | {"mixed_only"}
     return [field for field in fields(member.settings_class) if field.name not in shared]
 
 

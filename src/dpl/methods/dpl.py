@@ -13,7 +13,8 @@ starts as a copy of the classifier's rows, is updated first and then used, and c
 prototypes, and with a frozen classifier (scope="affine" or "features") dpl learns as dpl_star does. A gradient through
 the batch's own share (`memory_grad=True`) brought nothing that could be measured (docs/dpl.md). With fewer than two
 classes among the confident samples the memory is updated and no weight moves: Eq. 4 is zero there, and Adam would make
-full steps of what little Eq. 6 leaves, and of its own momentum.
+full steps of what little Eq. 6 leaves, and of its own momentum. Nor does anything change while the latest images look
+like one class, or few (`mixed_only`): predictions of two classes are then one right and one wrong.
 """
 
 from dataclasses import dataclass

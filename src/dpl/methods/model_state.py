@@ -6,7 +6,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from dpl.core.errors import SnapshotError
 from dpl.core.state import part_of, undo_changes
@@ -14,6 +16,8 @@ from dpl.methods.base import Method
 from dpl.methods.parts.norm_rules import BatchStatistics, BlendedStatistics, RunningStatistics
 from dpl.methods.settings import GradientSettings
 from dpl.network import Network
+from dpl.network.norm_control import Rule
+from dpl.network.split import logits_of
 
 __all__ = ["ModelState", "State", "stays_on_host"]
 
@@ -34,8 +38,8 @@ class ModelState:
         self.kept: tuple[list[Any], Tensor, dict[str, Any]] | None = None
         self._undo: list[Callable[[], None]] = []
         self._find_what_a_call_changes()
-        if method.effective_batch is not None:
-            method.effective_batch.model = self
+        for part in method.of_stream.values():
+            part.model = self
 
     def begin(self, *, may_fail_later: bool) -> None:
         """Prepare to undo a call that fails: remember values by reference, and copy what is changed in place.
@@ -153,7 +157,8 @@ class ModelState:
         What is known of the stream stays: the source model measured it, so adaptation cannot have harmed it.
         """
         state = {key: value for key, value in self.origin.items() if changed is None or key.startswith("model.")}
-        known = {key: value for key, value in self.rest().items() if key.startswith("method.effective_batch.")}
+        seen = tuple(f"method.{name}." for name in self.method.of_stream)
+        known = {key: value for key, value in self.rest().items() if key.startswith(seen)}
         self.restore(state | dict(changed or {}) | known)
 
     def restart(self) -> None:
@@ -166,6 +171,12 @@ class ModelState:
         """Let the method measure a batch that it does not adapt to."""
         if self.method.effective_batch is not None:
             self.method.effective_batch.look(images)
+
+    @torch.no_grad()
+    def source_logits(self, images: Tensor, rule: Rule) -> Tensor:
+        """Return the logits of the source weights under a rule for BatchNorm."""
+        with self.network.norm.using(rule):
+            return logits_of(functional_call(self.network.module, self.source_parameters(), (images,)))
 
     def source_parameters(self) -> State:
         """Return the source values of the parameters that train, by name, not copied."""

@@ -13,8 +13,8 @@ chance alone must not count.
 
 That needs several batches, and a stream of one class has no other batch to differ from. So some batches are looked at
 by themselves, too. Where all layers use the statistics of a batch of one class, its images look different; where only
-the early ones do, they look alike (`EarlyBatch`). With a and b the mean probability that two of its m images are of the
-same class in these two cases, rho is at least (b - a) / (1 - a) if b - a > 0.3 a + 0.01 + 0.5 / m.
+the early ones do, they look alike: a and b of dpl.methods.parts.mixed_stream. If b is larger than
+a by more than chance, rho is at least (b - a) / (1 - a).
 
 The same pass of the source model measures the shift: how far, in its BatchNorm layers, the means of the images lie
 from the running ones (`MeasuredShift`), on average over layers and over the last 16 images or more.
@@ -27,29 +27,13 @@ dropped: it was learnt from batches that looked mixed.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from dpl.core.numerics import at_least_float32
-from dpl.core.state import Stateful
-from dpl.methods.parts.norm_rules import (
-    ENOUGH,
-    FULL_BATCH,
-    STREAM,
-    UNKNOWN,
-    AutoBlend,
-    BatchStatistics,
-    EarlyBatch,
-    MeasuredShift,
-)
-from dpl.network.norm_control import Rule
-from dpl.network.split import logits_of
-
-if TYPE_CHECKING:
-    from dpl.methods.model_state import ModelState
+from dpl.methods.parts.mixed_stream import OfStream, likeness, more_than_chance
+from dpl.methods.parts.norm_rules import ENOUGH, FULL_BATCH, STREAM, UNKNOWN, AutoBlend, MeasuredShift
 
 __all__ = ["EffectiveBatch"]
 
@@ -61,7 +45,7 @@ _OF_ONE_CLASS = 0.06  # shift that clean images of one class have, in running va
 _EVERY = 16  # batches between two looks at one by itself, after the first ones
 
 
-class EffectiveBatch(Stateful):
+class EffectiveBatch(OfStream):
     """Sees each batch before the method does; sets the rule's rho and the learning rate."""
 
     rho: Tensor  # [], 0 to 1
@@ -76,8 +60,6 @@ class EffectiveBatch(Stateful):
     correlated: int  # whether rho was positive once
     seen_alone: int  # batches large enough to be looked at by themselves
     alone: Tensor  # [], least rho by the latest of these that was
-
-    model: "ModelState"  # set by it: the source weights, and the way back to them
 
     def __init__(self, rule: AutoBlend, device: torch.device) -> None:
         super().__init__()
@@ -105,15 +87,9 @@ class EffectiveBatch(Stateful):
         for optimizer in self.model.method.optimizers.values():
             optimizer.scale_lr(full * self.rule.shifted)
 
-    @torch.no_grad()
-    def _source_logits(self, images: Tensor, rule: Rule) -> Tensor:
-        network = self.model.network
-        with network.norm.using(rule):
-            return logits_of(functional_call(network.module, self.model.source_parameters(), (images,)))
-
     def _source_predictions(self, images: Tensor, measured: MeasuredShift) -> Tensor:
         """Return the source model's predictions, and measure the shift on the way."""
-        logits = self._source_logits(images, measured)
+        logits = self.model.source_logits(images, measured)
         self.shift = measured.added_to(self.shift, len(images))
         return at_least_float32(logits).softmax(dim=1).nan_to_num()  # one broken image must not stay in the sums
 
@@ -125,9 +101,9 @@ class EffectiveBatch(Stateful):
         n = self.seen_alone
         if n % _EVERY == 0 or (n < _EVERY and n & (n - 1) == 0):
             some = images[:: -(-len(images) // _ROWS)]
-            a, b = (_alike(self._source_logits(some, rule)) for rule in (BatchStatistics(), EarlyBatch()))
-            by_chance = 0.3 * a + 0.01 + 0.5 / len(some)
-            self.alone = torch.where(b - a > by_chance, (b - a) / (1 - a), 0).to(self.rho.dtype)
+            a, b = likeness(self.model, some)
+            found = more_than_chance(a, b, len(some), chance=0.5)
+            self.alone = torch.where(found, (b - a) / (1 - a), 0).to(self.rho.dtype)
         self.rho = torch.maximum(self.rho, self.alone)
 
     @torch.no_grad()
@@ -181,13 +157,3 @@ class EffectiveBatch(Stateful):
         """Follow the network, the rule included."""
         super().move(transfer)
         self.follow()
-
-
-def _alike(logits: Tensor) -> Tensor:
-    """Return the mean probability that two images of a batch are of the same class.
-
-    Of one small batch it varies less than the share of equal predictions. The guard counts those (`same_class`), since
-    adaptation changes the scale of logits.
-    """
-    p = at_least_float32(logits).softmax(dim=1).nan_to_num()
-    return (p.sum(dim=0).square().sum() - p.square().sum()) / (len(p) * (len(p) - 1))

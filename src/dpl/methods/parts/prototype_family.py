@@ -8,6 +8,7 @@ from torch import Tensor
 from dpl.core.random import Random
 from dpl.core.settings import setting
 from dpl.methods.base import Fact, GradientMethod, Objective, Term
+from dpl.methods.parts.mixed_stream import MixedStream
 from dpl.methods.parts.style_transfer import StyleTransfer
 from dpl.methods.settings import GradientSettings, Settings
 from dpl.network import Network, Pass
@@ -25,6 +26,7 @@ class PrototypeSettings(GradientSettings, lr=5e-5, scope="all"):
 
     confidence: float = setting(0.9, "alpha: samples with a probability above it take part", low=0, high=1)
     temperature: float = setting(0.1, "tau: temperature of the cosine similarities", low=1e-4)
+    mixed_only: bool = setting(True, "learn only while the latest images are seen to be of several classes", later=True)
     style: Literal["off", "two_pass", "carry_over"] = setting(
         "off", "also show confident samples in the style of unconfident ones: of this batch, or of the last"
     )
@@ -73,9 +75,20 @@ class PrototypeMethod(GradientMethod[P], Generic[P]):
 
     settings_class: ClassVar[type[Settings]] = PrototypeSettings
     term_class: ClassVar[type[PrototypeTerm[Any]]]
+    commits_last = True
     term: PrototypeTerm[P]
 
     def __init__(self, network: Network, settings: P) -> None:
         super().__init__(network, settings)
         self.declare_part("term", self.term_class(network, settings, self.random))
         self.candidates, self.loss = self.term.candidates, self.term  # type: ignore[method-assign]
+        self.stream: MixedStream | None = None
+        if settings.mixed_only and network.norm.layers and self.effective_batch is None:  # norm="auto" sees it itself
+            self.declare_part("stream", MixedStream())
+
+    def step(self, images: Tensor) -> Tensor:
+        """Predict, then learn from what is confident if the latest images are of several classes."""
+        if self.stream is None or self.stream.is_mixed(images):
+            return super().step(images)
+        self.facts = {"updated": False, "reason": "the latest images look like one class, or few"}
+        return self.predict(images)
