@@ -53,8 +53,9 @@ def store(tmp_path: Path) -> Store:
     made = Store(tmp_path)
     for seed in range(3):
         keep(made, "pl", seed, 50 + seed)
-        keep(made, "dpl", seed, 60 + 2 * seed)
-    keep(made, "dpl", 7, 99, confidence=0.5)  # other settings: not this row
+        keep(made, "dpl", seed, 60 + 2 * seed, mixed_only=False)
+        keep(made, "dpl", seed, 10)  # the rule of this library: not the row, which is of the paper
+    keep(made, "dpl", 7, 99, confidence=0.5, mixed_only=False)  # other settings: not this row
     return made
 
 

@@ -12,7 +12,7 @@ from dpl.bench.domains import CLEAN, CORRUPTED, DOMAINS, FOLDER
 from dpl.core.errors import DataError, SettingError, did_you_mean
 from dpl.core.settings import Checked, make_settings, setting
 from dpl.methods import get_method
-from dpl.streams.protocol import PROTOCOLS, Order
+from dpl.streams.protocol import Order
 
 __all__ = [
     "Candidate", "Cell", "SourceData", "StreamSettings", "Unit", "kind_of", "resolved_settings", "settings_of",
@@ -79,12 +79,13 @@ class Unit(StreamSettings):
     @cached_property
     def key(self) -> str:
         """The name of the unit's folder."""
-        settings = _keyed(kind_of(self.method).settings_class, self.settings)
+        others = {name: value for name, value in self.settings.items() if name != "mixed_only"}
+        settings = _keyed(kind_of(self.method).settings_class, others)
         record = {"format": 1, **_keyed(Unit, self.record()), "settings": settings}
         if self.settings.get("norm") == "auto":
             record["norm_rule"] = 4  # 3: it follows the shift; 4: a single batch may show that it is not mixed
-        elif "mixed_only" in self.settings and PROTOCOLS[self.protocol].correlated:
-            record["mixed_only"] = self.settings["mixed_only"]  # elsewhere it changes nothing
+        elif self.settings.get("mixed_only"):
+            record["mixed_only"] = True  # runs from before this setting are of the paper's rule, without it
         text = json.dumps(record, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 

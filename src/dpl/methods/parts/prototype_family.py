@@ -26,7 +26,7 @@ class PrototypeSettings(GradientSettings, lr=5e-5, scope="all"):
 
     confidence: float = setting(0.9, "alpha: samples with a probability above it take part", low=0, high=1)
     temperature: float = setting(0.1, "tau: temperature of the cosine similarities", low=1e-4)
-    mixed_only: bool = setting(True, "learn only while the latest images are seen to be of several classes", later=True)
+    mixed_only: bool = setting(True, "learn only while the latest images are seen to be of several classes")
     style: Literal["off", "two_pass", "carry_over"] = setting(
         "off", "also show confident samples in the style of unconfident ones: of this batch, or of the last"
     )
