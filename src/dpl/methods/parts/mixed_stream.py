@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["MixedStream", "OfStream", "likeness", "more_than_chance"]
 
 ROWS = 64  # images of a look
-FIRST = 32  # images before the first look, which has no more
-EVERY = 512  # images between two looks while images are mixed, after those at 32, 64, 128, 256 and 512
+EVERY = 512  # images between two looks while images are mixed, after those at 64, 128, 256 and 512
 CHANCE = 1.0  # c
 DOUBTS = 2  # looks in a row that must find mixed images before a method learns again
 
@@ -48,17 +47,18 @@ class MixedStream(OfStream):
 
     def __init__(self) -> None:
         super().__init__()
-        self.declare(seen=0, due=FIRST, doubts=0, recent=None)
+        self.declare(seen=0, due=ROWS, doubts=0, recent=None)
 
     def is_mixed(self, images: Tensor) -> bool:
         """See a batch before the method learns from it; return whether it may. A look reads one value on the host."""
         self.seen += len(images)
         if self.seen <= self.due - ROWS:
             return not self.doubts
-        latest = images if self.recent is None else torch.cat([self.recent, images])
-        if self.seen >= self.due:
+        fits = self.recent is not None and self.recent.shape[1:] == images.shape[1:]
+        latest = torch.cat([self.recent, images]) if self.recent is not None and fits else images
+        self.recent = latest[-ROWS:].clone() if self.seen < self.due else None
+        if self.seen >= self.due and len(latest) > 1:
             self._look(latest[:: len(images) // ROWS] if len(images) > ROWS else latest[-ROWS:])
-        self.recent = latest[-ROWS:].clone() if self.due - self.seen < ROWS else None
         return not self.doubts
 
     def _look(self, images: Tensor) -> None:
